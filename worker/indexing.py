@@ -20,6 +20,7 @@ from django.conf import settings
 
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.core.domain.errors import EngineError
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.runs.inner_runs import NoBudget, NotPossible
@@ -65,6 +66,7 @@ class Indexing:
         self._served: Counter[int] = Counter()
         self._held: set[int] = set()
         self._looking = threading.Lock()
+        self._outage = OutageLog(logger, "indexing")
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -94,7 +96,7 @@ class Indexing:
                 finally:
                     self._held.discard(entry.pk)
             except (django.db.Error, redis.exceptions.RedisError) as exc:
-                logger.warning("indexing: %s", exc)
+                self._outage.failed(exc)
             except Exception:
                 logger.exception("indexing: failed")
             else:
@@ -104,7 +106,9 @@ class Indexing:
     def _next(self) -> VectorStoreFile | None:
         """Wait for a file and claim it; return None once this is stopped."""
         while not self._stopped.is_set():
-            if (entry := self._claimed()) is not None:
+            entry = self._claimed()
+            self._outage.succeeded()
+            if entry is not None:
                 return entry
             self._stopped.wait(_LOOK_S)
         return None

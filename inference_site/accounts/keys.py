@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, KeySecret, Project, Scope
 from inference_site.core.errors.api_errors import AuthenticationError
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     execute_prepared,
@@ -237,13 +238,16 @@ def keep_fresh() -> None:
 
 
 def _keep_fresh() -> None:
+    outage = OutageLog(logger, "callers of API keys")
     while True:
         time.sleep(_REFRESH_S)
         try:
             with release_connection_after():
                 refresh_callers()
         except Exception as exc:  # noqa: BLE001  # Requests query by themselves, and raise it.
-            logger.warning("the callers of API keys cannot be read: %s", exc)
+            outage.failed(exc)
+        else:
+            outage.succeeded()
 
 
 def refresh_callers() -> None:

@@ -23,6 +23,7 @@ from limits.storage import RedisStorage
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.core.errors.api_errors import RateLimitError
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.redis import client_options
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 _WINDOW_S = 60
 _NO_LIMIT = 2**53
 _PRIORITY = "priority requests"
+_outage = OutageLog(logger, "rate limits: requests are accepted uncounted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,10 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     except redis.exceptions.RedisError as exc:
         if not settings.RATE_LIMITS_FAIL_OPEN:
             raise
-        logger.warning("rate limits: request accepted uncounted: %s", exc)
+        _outage.failed(exc)
+    else:
+        if counted:
+            _outage.succeeded()
     return windows
 
 

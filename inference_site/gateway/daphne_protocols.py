@@ -399,6 +399,7 @@ class BoundedSocket(FlowControl, WebSocketProtocol):  # type: ignore[misc]  # As
     """A WebSocket whose messages take memory that is reserved for them."""
 
     _is_denied = False
+    _status: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -416,7 +417,19 @@ class BoundedSocket(FlowControl, WebSocketProtocol):  # type: ignore[misc]  # As
             raise ConnectionDeny(exc.status, exc.message) from exc  # type: ignore[no-untyped-call]  # Autobahn's.
         except ApiError:
             pass  # The application refuses a request without a valid key.
-        return super().onConnect(request)
+        return super().onConnect(request).addErrback(self._with_status)
+
+    def handle_reply(self, message: dict[str, Any]) -> None:  # Daphne's name.
+        """Send a message of the application; the code of a refused handshake is its status."""
+        if message["type"] == "websocket.close":
+            self._status = message.get("code")
+        super().handle_reply(message)
+
+    def _with_status(self, failure: Any) -> Any:
+        """Refuse the handshake with the status that the application has chosen; Daphne's is 403."""
+        if self._status == HTTPStatus.UNAUTHORIZED and failure.check(ConnectionDeny):
+            raise ConnectionDeny(self._status, HTTPStatus.UNAUTHORIZED.phrase)  # type: ignore[no-untyped-call]  # Autobahn's.
+        return failure
 
     def onMessageFrameBegin(self, length: int) -> None:  # Autobahn's name.
         """Reserve memory for a frame, or close the socket: the client may try again later."""

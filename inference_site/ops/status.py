@@ -37,7 +37,8 @@ from inference_site.core.observability.metrics import (
     may_scrape,
     render_metrics,
 )
-from inference_site.core.storage.postgresql import unpooled_connection
+from inference_site.core.storage.migrations import migrations_of_release
+from inference_site.core.storage.postgresql import NotMigrated, unpooled_connection
 from inference_site.core.storage.redis import client_options, takes_writes
 from inference_site.gateway.api.payload import WireObject
 from inference_site.gateway.api.schema import ErrorEnvelope, documented
@@ -49,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 2.0
 """How long PostgreSQL, Redis and the workers are waited for."""
+_NOT_MIGRATED = "it lacks migrations of this release"
 _REMOTE_ENGINE = "openai_upstream"
 _NOT_LOADED = (ModelStatus.LOADING, ModelStatus.UNLOADED)
 _checks_pool = ThreadPoolExecutor(8, thread_name_prefix="health")
@@ -140,9 +142,14 @@ def _check_postgres() -> str:
     try:
         with unpooled_connection() as own:
             found = own.execute("SHOW transaction_read_only").fetchone()
+            applied = own.execute("SELECT app, name FROM django_migrations").fetchall()
+    except NotMigrated:
+        return _NOT_MIGRATED
     except psycopg.Error as exc:
         return f"{type(exc).__name__}: not reachable"
-    return "it takes no writes" if found == ("on",) else "ok"
+    if found == ("on",):
+        return "it takes no writes"
+    return "ok" if migrations_of_release() <= set(applied) else _NOT_MIGRATED
 
 
 def _check_redis() -> str:

@@ -46,7 +46,7 @@ from inference_site.core.domain.errors import (
     WorkerLost,
 )
 from inference_site.core.errors.api_errors import UnavailableError
-from inference_site.core.observability.outages import OutageLog
+from inference_site.core.observability.outages import OutageLog, fault_of_error
 from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     cached_sql,
@@ -134,7 +134,8 @@ def try_and_log(what: str, act: Callable[[], None], outage: OutageLog | None = N
         act()
     except* (*DATABASE_UNAVAILABLE, RedisError, UnavailableError) as down:
         is_done = False
-        (outage or OutageLog(logger, what)).failed("; ".join(map(str, _leaves(down))))
+        faults = dict.fromkeys(map(fault_of_error, _leaves(down)))
+        (outage or OutageLog(logger, what)).failed("; ".join(faults))
     except* Exception:
         is_done = False
         logger.exception("%s: not all was done", what)

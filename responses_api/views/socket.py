@@ -254,7 +254,7 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
             self._message_room.count_for(caller.project_id)
         except (AuthenticationError, ForbiddenError) as exc:
             logger.info("websocket refused: %s", exc)
-            await self.close()
+            await self.close(exc.status)
             return
         except Exception as exc:  # noqa: BLE001  # The boundary: it is logged and sent.
             error = api_error(exc)

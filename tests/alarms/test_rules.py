@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,10 +234,12 @@ def test_a_name_from_right_to_left_does_not_reorder_the_text_of_an_alarm(api_key
     assert f" of project \u2068{name}\u2069 has waited" in Alarm.objects.latest("pk").text
 
 
-def test_full_disks_and_a_full_redis_raise_alarms() -> None:
+def test_full_disks_and_a_full_redis_raise_alarms(settings: Any, tmp_path: Path) -> None:
     only(RuleKind.DISK, 0)
     Rule.objects.create(kind=RuleKind.REDIS_MEMORY, bound=0)
     assert {"DATA_DIR", "MODELS_DIR"} <= set(firing())
+    settings.FILES_DIR = str(tmp_path)
+    assert "FILES_DIR" in firing()
 
 
 def test_of_two_beats_at_one_moment_one_evaluates(api_key: Key) -> None:

@@ -76,6 +76,20 @@ def test_a_redis_that_evicts_keys_fails() -> None:
 
 
 @pytest.mark.redis
+def test_a_redis_that_is_too_full_for_requests_fails() -> None:
+    with redis.Redis.from_url(site_settings.REDIS_URL) as client:
+        before = client.config_get("maxmemory")["maxmemory"]
+        used = client.info("memory")["used_memory"]
+        try:
+            client.config_set("maxmemory", int(used / 0.9))
+            found = {finding.level: finding for finding in checks.check_redis()}
+        finally:
+            client.config_set("maxmemory", before)
+    assert "% of its limit is used" in found[Level.FAIL].found
+    assert "queue_memory_full" in found[Level.FAIL].fix
+
+
+@pytest.mark.redis
 def test_a_redis_that_takes_no_writes_fails() -> None:
     with redis.Redis.from_url(site_settings.REDIS_URL) as client:
         client.config_set("min-replicas-to-write", 1)
@@ -130,6 +144,17 @@ def test_a_database_without_tables_lacks_migrations(monkeypatch: pytest.MonkeyPa
     assert finding.level == "fail"
     assert "accounts.0001" in finding.found
     assert "manage.py migrate" in finding.fix
+
+
+@pytest.mark.django_db
+def test_a_role_of_single_sign_on_that_does_not_exist_is_named(settings: Settings) -> None:
+    assert list(checks.check_single_sign_on()) == []
+    settings.OIDC_ISSUER = "https://id.example.org"
+    settings.OIDC_ROLES = {"ops": "operator", "*": "viewr"}
+    (finding,) = checks.check_single_sign_on()
+    assert (finding.level, finding.found[-5:]) == ("warn", "viewr")
+    settings.OIDC_ROLES = {"ops": "operator"}
+    assert levels(checks.check_single_sign_on()) == {"single sign-on": ["ok"]}
 
 
 @pytest.fixture

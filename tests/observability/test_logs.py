@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import redis
+from django.db import OperationalError
 from django.http import HttpResponse
 from django.test import RequestFactory
 from django.utils.log import log_response
 from pythonjsonlogger.json import JsonFormatter
 
+from inference_site.core.observability import logs
 from inference_site.core.observability.logs import (
     AddLogFields,
     LineFormatter,
@@ -69,6 +72,46 @@ def test_a_redis_that_is_away_is_one_line_of_the_channel_layer(
     assert first == "WARNING channels_redis.pubsub: no hints: wrong password"
     assert second == "ERROR channels_redis.pubsub: Unexpected exception in receive task"
     assert traceback[-1] == "ValueError: a fault"
+
+
+def test_a_page_without_its_database_is_one_line(
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("test.facts")
+    monkeypatch.setattr(logger, "name", "django.request")
+    try:
+        raise OperationalError("connection refused\nIs the server running?")
+    except OperationalError as exc:
+        asked = RequestFactory().get("/admin/")
+        log_response(
+            "%s: %s",
+            *("Service Unavailable", "/admin/"),
+            response=HttpResponse(status=503),
+            request=asked,
+            logger=logger,
+            exception=exc,
+        )
+    assert written.getvalue() == (
+        "WARNING django.request: Service Unavailable: /admin/: connection refused status_code=503\n"
+    )
+
+
+def test_what_a_library_logs_of_each_attempt_to_connect_is_a_line_a_minute(
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: now))
+    logger = logging.getLogger("test.facts")
+    monkeypatch.setattr(logger, "name", "psycopg.pool")
+    for number in range(90):
+        logger.warning("error connecting in %r: %s", "pool-1", f"refused {number}")
+        now += 1
+    logger.warning("discarding closed connection: %r", "[BAD]")
+    assert written.getvalue().splitlines() == [
+        "WARNING psycopg.pool: error connecting in 'pool-1': refused 0",
+        "WARNING psycopg.pool: error connecting in 'pool-1': refused 60",
+        "WARNING psycopg.pool: discarding closed connection: '[BAD]'",
+    ]
 
 
 def test_what_a_line_says_itself_goes_before(written: io.StringIO) -> None:

@@ -20,6 +20,7 @@ from inference_site.console.people.login import LOGINS_PER_ADDRESS
 from inference_site.console.people.models import Identity
 from inference_site.console.people.single_sign_on import user_for_claims
 from tests.people.oidc_provider import Provider, oidc_provider
+from tests.ports import free_port
 
 BEGIN, CALLBACK = "/admin/single-sign-on/", "/admin/single-sign-on/callback/"
 BACKEND = "inference_site.console.people.single_sign_on.SingleSignOnBackend"
@@ -190,6 +191,18 @@ def test_a_refusal_at_the_provider_logs_nobody_out(provider: Provider, admin: Cl
     answer = admin.get(CALLBACK, {"error": "access_denied", "state": "x"})
     assert "not completed" in told(answer)
     assert admin.get("/admin/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"), [("https", "[SSL: "), ("http", "Connection refused")]
+)
+def test_the_log_says_why_the_provider_is_not_reached(
+    provider: Provider, settings: Any, caplog: pytest.LogCaptureFixture, scheme: str, reason: str
+) -> None:
+    port = urlsplit(provider.issuer).port if scheme == "https" else free_port()
+    settings.OIDC_ISSUER = f"{scheme}://127.0.0.1:{port}"
+    assert "failed" in told(Client().get(BEGIN))
+    assert reason in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("trouble", ["frozen", "another secret", "another issuer"])

@@ -50,6 +50,22 @@ def test_a_job_that_fails_keeps_no_other_from_its_turn(monkeypatch: pytest.Monke
     assert not thread.is_alive()
 
 
+def test_both_jobs_of_batches_fail_while_the_database_is_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the log says of one that it works again, each time the other has asked in vain."""
+
+    def fail() -> None:
+        raise OperationalError("down")
+
+    monkeypatch.setattr(beat, "_one_open_batch", fail)
+    monkeypatch.setattr(beat, "_has_open", False)
+    monkeypatch.setattr(beat, "_looked_at", time.monotonic() - 10)
+    for job in (beat._feed_batches, beat._prepare_batches):
+        with pytest.raises(OperationalError):
+            job()
+
+
 @pytest.mark.parametrize(
     "fault", [OperationalError("down"), redis.exceptions.ConnectionError("down")]
 )

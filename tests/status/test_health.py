@@ -19,12 +19,13 @@ from inference_site.catalogue.fleet.leases import (
     prune,
 )
 from inference_site.core.domain.model_spec import ModelSpec
+from inference_site.core.storage.migrations import migrations_of_release
 from inference_site.core.storage.redis import site_client
 from inference_site.ops import status
 from inference_site.ops.status import SiteMetrics
 from tests.ports import free_port
 
-pytestmark = pytest.mark.redis
+pytestmark = [pytest.mark.redis, pytest.mark.django_db]
 
 
 def redis_check(client: Client) -> str:
@@ -49,6 +50,17 @@ def test_a_site_whose_redis_takes_no_writes_is_not_ready(client: Client) -> None
     finally:
         site_client().config_set("min-replicas-to-write", 0)
     assert redis_check(client) == "ok"
+
+
+def test_a_site_whose_database_lacks_a_migration_is_not_ready(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.get("/health/ready").json()["checks"]["postgres"] == "ok"
+    of_next_release = frozenset({*migrations_of_release(), ("accounts", "9999_next")})
+    monkeypatch.setattr(status, "migrations_of_release", lambda: of_next_release)
+    answer = client.get("/health/ready")
+    assert answer.status_code == 503
+    assert answer.json()["checks"]["postgres"] == "it lacks migrations of this release"
 
 
 def without_workers() -> set[str]:

@@ -29,6 +29,7 @@ from inference_site.catalogue.model_store.entries import wait_for_specs, watch_m
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.observability import metrics
 from inference_site.core.observability.metrics import BUILD, LEASE_RENEWED, timestamp_check
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.observability.tracing import start_tracing
 from inference_site.core.process_lifecycle import (
     default_stop_signals,
@@ -110,13 +111,15 @@ def run_worker(
 
 def _with_adapters(specs: list[ModelSpec]) -> list[ModelSpec]:
     """Return the models with the adapters that were added to them; wait for the database."""
+    outage = OutageLog(logger, "waiting for the list of adapters")
     while True:
         try:
             added = adapters.read()
         except django.db.Error as exc:
-            logger.warning("waiting for the list of adapters: %s", exc)
+            outage.failed(exc)
             time.sleep(_RETRY_S)
         else:
+            outage.succeeded()
             return [added.to(spec) for spec in specs]
 
 

@@ -19,6 +19,7 @@ from inference_site.catalogue.hub import BeingFetched, HubError, Reference, fetc
 from inference_site.catalogue.model_files import files_of
 from inference_site.catalogue.model_store.models import Pull, PullState, StoredModel
 from inference_site.catalogue.models_file import Route
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
@@ -46,13 +47,16 @@ class Pulls:
         threading.Thread(target=self._main, name="pulls", daemon=True).start()
 
     def _main(self) -> None:
+        outage = OutageLog(logger, "pulls")
         while True:
             try:
                 self.run_next()
             except (django.db.Error, redis.exceptions.RedisError) as exc:
-                logger.warning("pulls: %s", exc)
+                outage.failed(exc)
             except Exception:
                 logger.exception("pulls: failed")
+            else:
+                outage.succeeded()
             time.sleep(_LOOK_S)
 
     def run_next(self) -> bool:

@@ -85,6 +85,7 @@ class Orders:
         self.unloaded: tuple[str, ...] = ()
         """The models that were unloaded from all workers and not loaded since."""
         self._carried_out: dict[int, dt.datetime] = {}
+        self._outage = OutageLog(logger, "orders")
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._main, name="orders", daemon=True)
 
@@ -137,8 +138,9 @@ class Orders:
                         logger.exception("orders: %s failed", order)
                     self._carried_out[order.pk] = order.ordered_at
                 orders.mark_seen(new)
+            self._outage.succeeded()
         except django.db.Error as exc:
-            logger.warning("orders: %s", exc)
+            self._outage.failed(exc)
         except Exception:  # The thread must survive.
             logger.exception("orders: cannot be read")
 
@@ -438,8 +440,9 @@ class Runtime:
 
     def _watch_orphans(self) -> None:
         """End rows that claim to run here and do not: the reply to their claim was lost."""
+        outage = OutageLog(logger, "orphans")
         while not self.stopped.wait(_ORPHANS_S):
-            try_and_log("orphans", lambda: end_orphans(self.id, lambda: self.runs.attempts))
+            try_and_log("orphans", lambda: end_orphans(self.id, lambda: self.runs.attempts), outage)
 
 
 def host_state() -> HostState:

@@ -35,8 +35,9 @@ from inference_site.catalogue.operator_settings import InvalidSetting
 from inference_site.core.domain.addresses import AllowedAddresses
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import resolve_within
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.cipher import cipher_for
-from inference_site.core.storage.postgresql import fault_of_database, release_connection_after
+from inference_site.core.storage.postgresql import release_connection_after
 
 logger = logging.getLogger(__name__)
 
@@ -254,6 +255,7 @@ class StoredSpecs:
 
 
 _stored = StoredSpecs()
+_outage = OutageLog(logger, "models of the database")
 _lock = threading.Lock()
 
 
@@ -267,11 +269,12 @@ def _read_stored_specs() -> list[ModelSpec] | None:
     """Return the models of the database; None while it cannot be read."""
     try:
         with release_connection_after():
-            return _stored.read()
+            found = _stored.read()
     except django.db.Error as exc:
-        fault = fault_of_database(exc)
-        logger.warning("models: those of the database cannot be read: %s", fault)
+        _outage.failed(exc)
         return None
+    _outage.succeeded()
+    return found
 
 
 def wait_for_specs(names: Sequence[str], timeout_s: float = 30.0) -> list[ModelSpec]:

@@ -27,6 +27,7 @@ from inference_site.accounts.models import BudgetSpend
 from inference_site.catalogue.fleet.leases import ModelState, live_workers
 from inference_site.console.alarms.models import Alarm, Rule, RuleKind
 from inference_site.core.admin_pages.labels import duration, milliseconds
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.capacity import disks, memory_of
 from inference_site.core.storage.postgresql import cached_sql, statement_timeout
 from inference_site.core.storage.redis import all_clients
@@ -56,6 +57,8 @@ WEEK = dt.timedelta(days=7)
 _LATEST = 1_000
 MIN_REQUESTS = 20
 """Models with fewer recent requests have no meaningful error rate or percentile."""
+_outages: dict[int, OutageLog] = {}
+"""Of the rules that could not be evaluated the last time, by their keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,10 @@ def evaluate() -> None:
                 found = _CONDITIONS[RuleKind(rule.kind)](rule)
                 results[rule] = list(islice(found, _MAX_FINDINGS))
         except (Error, RedisError, OSError) as exc:
-            logger.warning("the alarm rule %s could not be evaluated: %s", rule, exc)
+            _outages.setdefault(rule.pk, OutageLog(logger, f"alarm rule {rule}")).failed(exc)
+        else:
+            if rule.pk in _outages:
+                _outages.pop(rule.pk).succeeded()
     if not (any(results.values()) or _is_any_firing()):
         return
     now = timezone.now()

@@ -410,11 +410,24 @@ def _with_errors_shown(request: HttpRequest, step: Callable[[], HttpResponse]) -
         logger.warning("single sign-on refused: %s", exc)
         return _refuse(request, str(exc))
     except _FAILURES as exc:
-        # Only the site's own texts and the status: others may contain a code or a token.
-        status = getattr(getattr(exc, "response", None), "status_code", "no status")
-        detail = str(exc) if isinstance(exc, BadToken | BadProvider) else status
+        detail = str(exc) if isinstance(exc, BadToken | BadProvider) else _fault_of_request(exc)
         logger.warning("single sign-on failed: %s: %s", type(exc).__name__, detail)
         return _refuse(request, "The single sign-on failed. Try again, or ask an administrator.")
+
+
+def _fault_of_request(error: BaseException) -> str:
+    """Return the status of the provider's answer, or why there was none.
+
+    Texts of the libraries may contain a code or a token; those of the system and of TLS do not.
+    """
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"status {response.status_code}"
+    first = error
+    while (earlier := first.__cause__ or first.__context__) is not None:
+        first = earlier
+    is_of_system = isinstance(first, OSError) and not isinstance(first, requests.RequestException)
+    return str(first) if is_of_system else "no status"
 
 
 def _refuse(request: HttpRequest, text: str) -> HttpResponse:

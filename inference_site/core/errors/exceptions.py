@@ -28,7 +28,7 @@ from inference_site.core.errors.api_errors import (
     UnavailableError,
     UnsupportedMediaError,
 )
-from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, fault_of_database
 
 logger = logging.getLogger(__name__)
 
@@ -141,4 +141,5 @@ def log_error(what: str, exc: Exception, error: ApiError) -> None:
     if error.status == 503 and not _has_line(error.code or error.type):
         return
     traceback = exc if error.status == 500 else None
-    logger.error("%s: %s: %s", what, type(exc).__name__, exc, exc_info=traceback)
+    shown = exc if traceback else fault_of_database(exc)
+    logger.error("%s: %s: %s", what, type(exc).__name__, shown, exc_info=traceback)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
+
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, fault_of_database
 
 LogFields = dict[str, Any]
 _ExceptionInfo = (
@@ -25,6 +28,10 @@ _fields: ContextVar[LogFields | None] = ContextVar("log_fields", default=None)
 
 _SECURITY_LOGGERS = "django.security."
 _HINTS_LOGGER = "channels_redis.pubsub"
+_PAGES_LOGGER = "django.request"
+_RECONNECTING_LOGGERS = {_HINTS_LOGGER, "psycopg.pool", "celery.worker.consumer.consumer"}
+"""Of libraries that log each attempt to reach a server that is away, one or more a second."""
+_REPEATED_AFTER_S = 60.0
 _STANDARD_ATTRIBUTES = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "taskName"}
 _SECRET = re.compile(
     # The token of a link for setting a password (people/urls.py).
@@ -78,29 +85,48 @@ class AddLogFields(logging.Filter):
     Django attaches the request to its own records. It is removed, because its text form contains
     the full URL with the words of a search. Django logs a request that it refuses for security,
     for example for its ``Host``, as an error of the server: here it is a warning without a
-    traceback. So is what the channel layer logs each second while its Redis is away.
+    traceback. So is a page that PostgreSQL or Redis did not answer, and what the channel layer logs
+    while its Redis is away. What a library logs at each attempt to reach a server is shown once a
+    minute, as an ``OutageLog`` does.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown_at: dict[tuple[str, str], float] = {}
+
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields to the record; fields of the record itself take precedence."""
+        """Add the fields to the record; fields of the record itself take precedence.
+
+        Return whether the record is to be shown.
+        """
         record.__dict__.pop("request", None)
         if record.name.startswith(_SECURITY_LOGGERS):
             record.exc_info = record.exc_text = None
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-        elif record.name == _HINTS_LOGGER and record.exc_info:
+        elif record.name in (_HINTS_LOGGER, _PAGES_LOGGER) and record.exc_info:
             _shorten_if_away(record)
         for name, value in (_fields.get() or {}).items():
             record.__dict__.setdefault(name, value)
-        return True
+        return not self._is_repeated(record)
+
+    def _is_repeated(self, record: logging.LogRecord) -> bool:
+        if record.name not in _RECONNECTING_LOGGERS or record.exc_info:
+            return False
+        text, now = (record.name, str(record.msg)), time.monotonic()
+        if now - self._shown_at.get(text, -_REPEATED_AFTER_S) < _REPEATED_AFTER_S:
+            return True
+        self._shown_at[text] = now
+        return False
 
 
 def _shorten_if_away(record: logging.LogRecord) -> None:
-    """Make a traceback one line of a warning if it says that Redis does not answer."""
+    """Make a traceback one line of a warning if it says that Redis or PostgreSQL is away."""
     import redis  # Commands that use no Redis need not import it.
 
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        record.msg, record.args = "no hints: %s", (error,)
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError, *DATABASE_UNAVAILABLE)):
+        what = "no hints" if record.name == _HINTS_LOGGER else record.getMessage()
+        record.msg, record.args = "%s: %s", (what, fault_of_database(error))
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.WARNING, "WARNING"
 

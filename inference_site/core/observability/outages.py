@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 
+from inference_site.core.storage.postgresql import fault_of_database
+
 _EVERY_S = 60.0
 """How often a line says that an outage lasts."""
 
@@ -25,7 +27,7 @@ class OutageLog:
 
     def failed(self, error: BaseException | str) -> None:
         """Note that a try has failed."""
-        shown = str(error) or type(error).__name__  # A TimeoutError of asyncio has no text.
+        shown = error if isinstance(error, str) else fault_of_error(error)
         with self._lock:
             now = self._failed_at = time.monotonic()
             is_first = self._since is None
@@ -48,3 +50,8 @@ class OutageLog:
         if since is not None:
             failed_s = failed_at - since
             self._logger.warning("%s: works again, after %.1f s of failures", self._what, failed_s)
+
+
+def fault_of_error(error: BaseException) -> str:
+    """Return the first line of an error's text; its class if it has none, as a TimeoutError."""
+    return fault_of_database(error) or type(error).__name__

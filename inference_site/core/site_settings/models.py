@@ -15,6 +15,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import connection, models
 
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.cached_value import CachedValue
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,7 @@ class SiteSettings(models.Model):
 
 
 _last = SiteSettings()
+_outage = OutageLog(logger, "settings: the last ones hold")
 
 
 def _read() -> SiteSettings:
@@ -150,7 +152,9 @@ def _read() -> SiteSettings:
     except django.db.Error as exc:
         if connection.in_atomic_block:
             raise
-        logger.warning("settings: cannot be read, the last ones hold: %s", exc)
+        _outage.failed(exc)
+    else:
+        _outage.succeeded()
     return _last
 
 

@@ -8,9 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import release_connection_after
-
-logger = logging.getLogger(__name__)
 
 _FRESH = 0.75
 """The part of ``ttl_s`` after which ``keep_fresh`` reads again."""
@@ -43,6 +42,7 @@ class CachedValue(Generic[T]):
         threading.Thread(target=self._keep_fresh, name="cached value", daemon=True).start()
 
     def _keep_fresh(self) -> None:
+        outage = OutageLog(logging.getLogger(self._read.__module__), "cached value")
         while True:
             time.sleep(self._ttl_s * _FRESH)
             if time.monotonic() - self._asked_at > _ASKED_S:
@@ -53,7 +53,9 @@ class CachedValue(Generic[T]):
                 with self._lock, release_connection_after():
                     self._refresh()
             except Exception as exc:  # noqa: BLE001  # The next call of ``now`` raises it.
-                logger.warning("a cached value cannot be read: %s", exc)
+                outage.failed(exc)
+            else:
+                outage.succeeded()
 
     def now(self) -> T:
         """Return a value that is at most ``ttl_s`` old, or older while another thread reads."""

@@ -1,4 +1,4 @@
-"""How much room there is: on the disks of the data and the models, and in the memory of Redis."""
+"""How much room there is: on the disks of data, models and files, and in the memory of Redis."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ class Disk:
 
 
 def disks() -> Iterator[Disk]:
-    """Yield the disks of ``DATA_DIR`` and ``MODELS_DIR``. Raise OSError."""
-    for setting in ("DATA_DIR", "MODELS_DIR"):
-        folder = Path(getattr(settings, setting))
+    """Yield the disks of ``DATA_DIR`` and ``MODELS_DIR``, and of ``FILES_DIR`` if it is elsewhere.
+
+    Raise OSError.
+    """
+    folders = {"DATA_DIR": Path(settings.DATA_DIR), "MODELS_DIR": Path(settings.MODELS_DIR)}
+    files = Path(settings.FILES_DIR)
+    if not settings.FILES_BUCKET and not files.is_relative_to(folders["DATA_DIR"]):
+        folders["FILES_DIR"] = files
+    for setting, folder in folders.items():
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         usage = shutil.disk_usage(existing)
         yield Disk(setting, folder, usage.free, usage.total)

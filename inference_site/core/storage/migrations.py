@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -37,12 +38,9 @@ def wait_for_migrations(options: Mapping[str, Any]) -> None:
     """
     if not options["wait_for_migrations"]:
         return
-    loader = MigrationLoader(None, load=False)
-    loader.load_disk()  # The graph of the migrations is not needed.
-    required = set(loader.disk_migrations or ())
     is_logged = False
     try:
-        while required - MigrationRecorder(connection).applied_migrations().keys():
+        while migrations_of_release() - MigrationRecorder(connection).applied_migrations().keys():
             if not is_logged:
                 logger.info("waiting until the database is migrated")
             is_logged = True
@@ -52,6 +50,14 @@ def wait_for_migrations(options: Mapping[str, Any]) -> None:
         logger.warning("not waiting for migrations: the database is not reachable: %s", exc)
     finally:
         connection.close()
+
+
+@cache
+def migrations_of_release() -> frozenset[tuple[str, str]]:
+    """Return the app and the name of each migration of this release."""
+    loader = MigrationLoader(None, load=False)
+    loader.load_disk()  # The graph of the migrations is not needed.
+    return frozenset(loader.disk_migrations or ())
 
 
 def drop_like_index(table: str, name: str) -> RunSQL:

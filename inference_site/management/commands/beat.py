@@ -159,8 +159,8 @@ def _has_open_batches() -> bool:
     """Whether a batch has not ended; looks twice a second while there is none."""
     global _looked_at, _has_open  # noqa: PLW0603  # One value for the process.
     if _has_open or time.monotonic() - _looked_at >= _LOOK_S:
+        _has_open = bool(_one_open_batch())  # An error reaches each job that asks.
         _looked_at = time.monotonic()
-        _has_open = bool(_one_open_batch())
     return _has_open
 
 

@@ -18,6 +18,7 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
     ("PostgreSQL", checks.check_postgres, FIX_DATABASE),
     ("prepared statements", checks.check_prepared_statements, FIX_DATABASE),
     ("migrations", checks.check_migrations, FIX_DATABASE),
+    ("single sign-on", checks.check_single_sign_on, FIX_DATABASE),
     ("Redis", checks.check_redis, FIX_REDIS),
     ("channel layer", checks.check_channel_layer, FIX_REDIS),
     ("clocks", checks.check_clocks, "Both services must answer before clocks can be compared."),

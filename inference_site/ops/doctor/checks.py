@@ -18,6 +18,7 @@ import psycopg
 import redis
 from channels.layers import get_channel_layer
 from django.conf import settings
+from django.contrib.auth.models import Group
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
@@ -53,6 +54,7 @@ from inference_site.runs.maintenance import last_maintained
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.streams.batches import is_whole
 from inference_site.runs.streams.event_log import read_log
+from inference_site.runs.streams.redis_memory import FOR_REQUESTS
 
 _GIB = 2**30
 _PACKAGES = ("django", "celery", "channels", "daphne", "redis", "psycopg", *LIBRARIES.values())
@@ -62,6 +64,7 @@ _ROUND_TRIP_S = 2.0
 _TURNS = 4
 _CLOCK_WARN_S, _CLOCK_FAIL_S = 0.5, 5.0
 _MAINTENANCE_S = 10.0
+_MEMORY_WARN_PERCENT = 80
 _FIX_FILE = (
     "Correct `file` in the models file or the console, fetch it by `manage.py pull`, or let this "
     "user read it."
@@ -192,8 +195,24 @@ def check_settings() -> Iterator[Finding]:
     )
 
 
+def check_single_sign_on() -> Iterator[Finding]:
+    """Check that the roles of ``OIDC_ROLES`` exist: others are given to nobody."""
+    if not settings.OIDC_ISSUER:
+        return
+    roles = set(settings.OIDC_ROLES.values())
+    missing = roles - set(Group.objects.filter(name__in=roles).values_list("name", flat=True))
+    yield graded(
+        "single sign-on",
+        f"roles of OIDC_ROLES that do not exist: {', '.join(sorted(missing))}"
+        if missing
+        else f"OIDC_ROLES gives {', '.join(sorted(roles)) or 'no role'}",
+        "Name roles of the page Roles in OIDC_ROLES: whoever gets none is refused.",
+        warn=bool(missing) or not roles,
+    )
+
+
 def check_disk() -> Iterator[Finding]:
-    """Check the free space of the folders for data and models."""
+    """Check the free space of the folders for data, models and files."""
     for disk in disks():
         free, total = disk.free_bytes, disk.total_bytes
         yield graded(
@@ -338,10 +357,19 @@ def check_redis() -> Iterator[Finding]:
             name,
             f"{policy}, limit {limit / 2**20:,.0f} MiB" if limit else f"{policy}, no limit",
             "Set `maxmemory-policy noeviction`: evicted keys are lost streams, requests and "
-            "counts. Nearly full: raise maxmemory or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES.",
+            "counts.",
             fail=policy != "noeviction" and bool(limit),
-            warn=memory.percent > 80,
         )
+        if limit:
+            refused_from = 100 * FOR_REQUESTS
+            yield graded(
+                name,
+                f"{memory.percent:.0f} % of its limit is used",
+                "Raise maxmemory, or lower EVENT_LOG_TTL_S or PROJECT_REDIS_BYTES: from "
+                f"{refused_from:.0f} % on, new requests get 503 `queue_memory_full`.",
+                warn=memory.percent > _MEMORY_WARN_PERCENT,
+                fail=memory.percent >= refused_from and "event logs" in roles,
+            )
         persists = bool(info.get("aof_enabled"))
         yield graded(
             name,

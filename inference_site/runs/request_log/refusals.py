@@ -21,6 +21,7 @@ from django.db import Error
 
 from inference_site.accounts.keys import owners_of
 from inference_site.core.observability.logs import redacted
+from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.runs.request_log.models import LONGEST_MESSAGE, LONGEST_PARAM, Refusal
 
@@ -140,6 +141,7 @@ class RefusalWriter:
     def __init__(self, source: RefusalBuffer) -> None:
         self._source = source
         self._held: list[RefusedRequest] = []
+        self._outage = OutageLog(logger, "refused requests are held")
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="refusals", daemon=True)
 
@@ -163,8 +165,9 @@ class RefusalWriter:
             with release_connection_after():
                 _store(self._held)
         except Error as exc:
-            logger.warning("%d refused requests are not stored yet: %s", len(self._held), exc)
+            self._outage.failed(exc)
             return False
+        self._outage.succeeded()
         self._held = []
         return True
 

@@ -85,7 +85,7 @@ for _, id in ipairs(ARGV) do redis.call("ZADD", "held-open", "XX", milliseconds(
 )
 _MOST = 1000
 """Generations that one script handles."""
-_FOR_REQUESTS = 0.85
+FOR_REQUESTS = 0.85
 """The part of ``maxmemory`` above which new requests are refused."""
 _CACHED_S = 0.5
 
@@ -123,7 +123,7 @@ def require_room(generation_id: str, size_bytes: int) -> None:
         with suppress(redis.exceptions.ResponseError):  # A server that does not allow the command.
             memory = memory_of(client_for(generation_id))
             if memory.limit_bytes:
-                left = memory.limit_bytes * _FOR_REQUESTS - memory.used_bytes
+                left = memory.limit_bytes * FOR_REQUESTS - memory.used_bytes
     _free[shard] = read_at, left - size_bytes  # An estimate until the memory is read again.
     if left < size_bytes:
         raise RedisFull
