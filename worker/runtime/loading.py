@@ -81,6 +81,8 @@ class ModelLoader:
         self._queue = LoadQueue()
         self._placed: set[ServedModel] = set()
         """The models that have room and are loading."""
+        self._closing: set[ServedModel] = set()
+        """The models that still take memory, since their servers have not ended yet."""
         self._waits_for_room = False
         """Whether the first of the queue does not fit."""
         self._settled = threading.Condition()
@@ -217,7 +219,8 @@ class ModelLoader:
             if model is None or not self._drain(model, reloads=True):
                 return
             self._stop_idle_watch(model_id)
-            model.close()
+            with self._takes_memory(model):
+                model.close()
             if (spec := self._find_spec(model_id)) is None:
                 self.models.pop(model_id, None)
                 return
@@ -386,13 +389,17 @@ class ModelLoader:
         try:
             while not self.worker.stopped.is_set() and self.models.get(model.spec.id) is model:
                 loaded = [m for m in tuple(self.models.values()) if m.is_loaded]
-                residents = [*loaded, *(m for m in self._placed.copy() if not m.is_loaded)]
+                closing = self._closing.copy()
+                placed = (m for m in self._placed.copy() if not m.is_loaded)
+                residents = [*loaded, *placed, *closing.difference(loaded)]
                 self._waits_for_room = not self._fits(model.spec, residents)
                 if not self._waits_for_room:
                     self._placed.add(model)
                     return True
                 model.reason = "It waits until there is room for it."
-                evicted = next_to_evict(model.spec, loaded, self._waited_for())
+                # No other model goes while a server ends, which may make the room.
+                waited_for = self._waited_for()
+                evicted = None if closing else next_to_evict(model.spec, loaded, waited_for)
                 if evicted is not None:
                     self._evict(evicted, model)
                 else:
@@ -438,17 +445,27 @@ class ModelLoader:
     def _drop(self, model: ServedModel) -> None:
         """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
         id_ = model.spec.id
-        if self.models.get(id_) is model:  # It may have been loaded again.
-            del self.models[id_]
-            self._stop_idle_watch(id_)
-            self.never_ready.discard(id_)
-            self.replicas.release(id_)
-        if self._sleeping.get(id_) is model:
-            logger.info("model %s sleeps", id_)
-        else:
-            model.close()
-            logger.info("dropped model %s", id_)
+        with self._takes_memory(model):
+            if self.models.get(id_) is model:  # It may have been loaded again.
+                del self.models[id_]
+                self._stop_idle_watch(id_)
+                self.never_ready.discard(id_)
+                self.replicas.release(id_)
+            if self._sleeping.get(id_) is model:
+                logger.info("model %s sleeps", id_)
+            else:
+                model.close()
+                logger.info("dropped model %s", id_)
         self.worker.lease.renew()
+
+    @contextlib.contextmanager
+    def _takes_memory(self, model: ServedModel) -> Iterator[None]:
+        """Let models that wait for room wait until the server of this one has ended."""
+        self._closing.add(model)
+        try:
+            yield
+        finally:
+            self._closing.discard(model)
 
     def _stop_idle_watch(self, model_id: str) -> None:
         if watch := self._idle_watches.pop(model_id, None):

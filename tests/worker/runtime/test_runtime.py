@@ -620,6 +620,40 @@ def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_model_takes_its_room_until_its_server_has_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that is loaded while its server still ends would need the memory twice."""
+    settings.MAX_LOADED_MODELS = 1
+    opened: list[Engine] = []
+    most, is_closing, go_on = [0], threading.Event(), threading.Event()
+
+    class SlowToClose(ScriptedEngine):
+        def __init__(self, spec: ModelSpec) -> None:
+            super().__init__(spec)
+            opened.append(self)
+            most.append(len(opened))
+
+        def close(self) -> None:
+            is_closing.set()
+            go_on.wait(60)
+            opened.remove(self)
+
+    monkeypatch.setattr(served_model, "load_engine", SlowToClose)
+    with started([ModelSpec("m", "scripted")]) as worker:
+        monkeypatch.setattr(worker.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+        unloading = threading.Thread(target=worker.loader.unload, args=["m"])
+        unloading.start()
+        assert is_closing.wait(60)
+        worker.loader.load_replica("m")
+        time.sleep(0.5)
+        go_on.set()
+        unloading.join(60)
+        wait_until(lambda: worker.open_models() == ["m"])
+    assert max(most) == 1
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("order", ["reload", "unload"])
 def test_an_order_is_carried_out_after_a_run_that_did_not_stop_in_time(
     runtime: Runtime, settings: Settings, monkeypatch: pytest.MonkeyPatch, order: str
