@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.faults.batch_kills import KilledBatch
 from tests.served_stack import ServedStack
 
-LINES, SLEEP_MS = 120, 800
+LINES, SLEEP_MS = 200, 800
 
 
 def test_every_line_is_in_the_results_once_whatever_dies(stack: ServedStack) -> None:

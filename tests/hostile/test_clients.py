@@ -275,7 +275,7 @@ def test_memory_that_large_answers_took_is_given_back(
         # What a new process takes for its first ones it keeps.
         used = [Web(stack, process) for process in ("web", "worker")]
         assert sum(threads.map(ask_and_read, range(4))) > 10 * MIB
-    wait_until(lambda: all(process.grown < 60 * MIB for process in used), 60, "little is kept")
+    wait_until(lambda: all(process.grown < 60 * MIB for process in used), 120, "little is kept")
 
 
 def _check_readers_without_a_log(stack: ServedStack, response_id: str, head: str) -> None:
