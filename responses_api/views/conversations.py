@@ -115,9 +115,9 @@ class ConversationItemView(ApiView):
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
             item = _find_item(conversation, item_id)
-            path = items_path(conversation)
-            keep_position(conversation.project_id, path, item_id, item.conversation_position)
+            position = item.conversation_position
             remove_item(item)
+        keep_position(conversation.project_id, items_path(conversation), item_id, position)
         return Response(_conversation_object(conversation))
 
 
