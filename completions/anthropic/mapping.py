@@ -431,6 +431,8 @@ def _user(message: wire.RequestMessage, where: str) -> Iterator[Placed]:
     if isinstance(message.content, str):
         yield Placed(where, role="user", content=[_text(message.content, where)])
         return
+    if not message.content:
+        raise InvalidRequestError(f"{where}: a message of the user must have content.", param=where)
     parts: list[Body] = []
     for number, block in enumerate(message.content):
         place = f"{where}.{number}"

@@ -5,6 +5,7 @@ Source: Anthropic's API reference, "Messages" (create, count tokens, streaming) 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
@@ -93,6 +94,17 @@ class ImageBlock(_Block):
     source: Annotated[Base64Source | UrlSource | FileSource, Field(discriminator="type")]
 
 
+class Citations(WireRequest):
+    """``citations`` of a document or a search result: no answer cites them."""
+
+    enabled: bool | None = None
+
+    def _ignored(self) -> Iterator[str]:
+        if self.enabled:
+            yield "enabled"
+        yield from super()._ignored()
+
+
 class DocumentBlock(_Block):
     """A block of type ``document``: of files, PDFs, texts and images are read."""
 
@@ -103,7 +115,7 @@ class DocumentBlock(_Block):
     ]
     title: str | None = None
     context: str | None = None
-    citations: Any = None
+    citations: Citations | None = None
 
 
 class SearchResultBlock(_Block):
@@ -113,7 +125,7 @@ class SearchResultBlock(_Block):
     source: str
     title: str
     content: list[TextBlock]
-    citations: Any = None
+    citations: Citations | None = None
 
 
 class SystemBlock(_Block):
@@ -362,7 +374,7 @@ class ToolChoice(WireRequest):
 class Thinking(WireRequest):
     """``thinking``; ``budget_tokens`` is of the type ``enabled``."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 

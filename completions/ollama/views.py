@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from django.http import HttpResponse
@@ -313,6 +314,8 @@ def _generate(
 ) -> HttpResponse:
     stream = body.stream is not False
     name = model.name_in_answer(body.model)
+    # Ollama has no error for a limit above what the prompt leaves of the context.
+    generation = replace(generation, lowers_max_output=generation.max_output_tokens is not None)
     submission = Submission(
         OLLAMA,
         new_id("ollama-"),

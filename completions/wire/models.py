@@ -81,6 +81,7 @@ class AnthropicModel(WireObject):
     id: str
     display_name: str
     created_at: str
+    lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     max_tokens: int
 

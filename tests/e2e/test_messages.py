@@ -325,7 +325,8 @@ def test_thoughts_that_are_left_out_come_back_in_their_signature(
 
 
 def test_a_model_does_not_think_unless_it_is_asked(claude: anthropic.Anthropic) -> None:
-    for fields in ({}, {"thinking": {"type": "disabled"}}):
+    for kind in (None, "disabled", "between_tools"):
+        fields = {} if kind is None else {"thinking": {"type": kind}}
         answer = claude.messages.create(**DEMO, messages=HELLO, **fields)  # type: ignore[call-overload]  # Both are given.
         assert [block.type for block in answer.content] == ["text"]
     adaptive: Any = {"type": "adaptive"}
@@ -447,6 +448,17 @@ def test_documents_and_search_results_are_read(claude: anthropic.Anthropic) -> N
         model="demo", messages=[{"role": "user", "content": blocks}]
     )
     assert whole.input_tokens > plain.input_tokens + 10
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_citations_of_documents_are_named_as_unsupported(http: httpx.Client, enabled: bool) -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "A cat."}
+    document = {"type": "document", "source": source, "citations": {"enabled": enabled}}
+    body = {**GREEDY, "messages": [{"role": "user", "content": [document]}]}
+    answer = http.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    named = answer.headers.get("x-unsupported-params")
+    assert named == ("messages[].content[].citations.enabled" if enabled else None)
 
 
 def test_documents_and_images_by_url_and_by_file_are_read(
@@ -586,6 +598,7 @@ def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
+        ({"system": "Hi", "messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
             "messages.0.content.0",
@@ -736,6 +749,7 @@ def test_the_models_are_listed_in_anthropics_form(claude: anthropic.Anthropic) -
     listed = {model.id: model for model in claude.models.list()}
     assert listed["demo"].type == "model"
     assert listed["demo"].display_name == "demo"
+    assert listed["demo"].lifecycle == "active"
     assert claude.models.retrieve("demo").created_at == listed["demo"].created_at
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.keys import make_key
 from tests.images import encoded
 from tests.served_stack import ServedStack
-from tests.upstream_server import UpstreamServer, chunks, delta, finish, streamed, usage
+from tests.upstream_server import Talk, UpstreamServer, chunks, delta, finish, streamed, usage
 
 GREEDY = {"temperature": 0, "num_predict": 60, "num_ctx": 2048}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -189,6 +189,29 @@ def test_prompts_are_answered_or_continued(client: ollama.Client) -> None:
         with pytest.raises(ollama.ResponseError, match=f"Invalid '{name}'") as caught:
             client.generate("tuned", "Once", **fields)
         assert caught.value.status_code == 400
+
+
+@pytest.mark.parametrize("options", [{"num_predict": 8000}, {}])
+def test_what_a_server_has_left_bounds_num_predict(
+    client: ollama.Client, odd: UpstreamServer, options: dict[str, int]
+) -> None:
+    said = (
+        "'max_tokens' or 'max_completion_tokens' is too large: 8000. This model's maximum context "
+        "length is 4096 tokens and your request has 96 input tokens (8000 > 4096 - 96)."
+    )
+
+    def refuse(talk: Talk) -> None:
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": None}})
+
+    choice = {"index": 0, "text": "Fits", "finish_reason": "stop"}
+    fits = chunks({"object": "text_completion", "choices": [choice]}, usage())
+    odd.answers, before = [refuse, fits], len(odd.asked)
+    assert client.generate("odd", "Hello", raw=True, options=options).response == "Fits"
+    most = options.get("num_predict", 2**31 - 1)
+    assert [one.body.get("max_tokens") for one in odd.asked[before:]] == [most, 4000]
+    if options:
+        odd.answers = [refuse, streamed("Fits")]
+        assert client.chat("odd", HELLO, options=options).message.content == "Fits"
 
 
 def test_texts_are_embedded(client: ollama.Client) -> None:
