@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
@@ -204,6 +204,13 @@ def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
     return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])
 
 
+def results_naming(end_user: str, project_id: int | None) -> Collection[str]:
+    """Return ended ones with this ``user_id``; see ``inference_site.runs.kinds.Naming``."""
+    rows = StoredResponse.objects.filter(status__in=ENDED, metadata__contains={"user_id": end_user})
+    own = rows if project_id is None else rows.filter(project=project_id)
+    return list(own.values_list("public_id", flat=True))
+
+
 def forget(
     end_user: str, project_id: int | None, generation_ids: Sequence[str]
 ) -> Mapping[str, int]:
@@ -217,7 +224,7 @@ def forget(
     named = Q(metadata__contains={"user_id": end_user})
     own = {} if project_id is None else {"project": project_id}
     ended = StoredResponse.objects.filter(status__in=ENDED, **own)
-    rows = ended.filter(named | Q(public_id__in=generation_ids))
+    rows = ended.filter(public_id__in=generation_ids)
     responses = list(rows.exclude(request={}).order_by("-pk"))
     others = StoredResponse.objects.filter(conversation=OuterRef("pk"), deleted_at=None)
     others = others.exclude(pk__in=[stored.pk for stored in responses])
@@ -225,7 +232,7 @@ def forget(
     theirs = Conversation.objects.filter(named | (touched & ~Exists(others)), **own)
     conversations = list(theirs)
     # Messages outlive responses that clients have deleted: the generations have the same ids.
-    forget_arguments({*generation_ids, *(stored.public_id for stored in responses)})
+    forget_arguments(generation_ids)
     for stored in responses:
         delete(stored)
     for conversation in conversations:
