@@ -55,5 +55,6 @@ class CompletionsConfig(AppConfig):
     }
     retention = "completions.storage"
     forgetting = "completions.storage"
+    naming = "completions.storage"
     transfer = "completions.transfer"
     stored_as = {"chatcmpl-": "storedcompletion"}

@@ -5,7 +5,7 @@ A project can only reach its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -254,16 +254,18 @@ def prune(until: float) -> int:
     return deleted
 
 
+def results_naming(end_user: str, project_id: int | None) -> Collection[str]:
+    """Return those with this ``user_id``; see ``inference_site.runs.kinds.Naming``."""
+    rows = StoredCompletion.objects.filter(metadata__contains={"user_id": end_user})
+    own = rows if project_id is None else rows.filter(project=project_id)
+    return list(own.values_list("public_id", flat=True))
+
+
 def forget(
     end_user: str, project_id: int | None, generation_ids: Sequence[str]
 ) -> Mapping[str, int]:
     """Delete stored completions of an end user (see ``inference_site.runs.kinds.Forgetting``)."""
-    rows = StoredCompletion.objects.filter(
-        Q(public_id__in=generation_ids) | Q(metadata__contains={"user_id": end_user})
-    )
-    if project_id is not None:
-        rows = rows.filter(project=project_id)
-    deleted, _ = rows.delete()
+    deleted, _ = StoredCompletion.objects.filter(public_id__in=generation_ids).delete()
     return {"chat completions": deleted}
 
 

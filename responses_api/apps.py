@@ -17,6 +17,7 @@ class ResponsesApiConfig(AppConfig):
     }
     retention = "responses_api.deletion"
     forgetting = "responses_api.deletion"
+    naming = "responses_api.deletion"
     transfer = "responses_api.transfer"
     mending = "responses_api.consistency"
     stored_as = {"resp_": "storedresponse"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
@@ -204,38 +204,50 @@ def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
     return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])
 
 
+def results_naming(end_user: str, project_id: int | None) -> Collection[str]:
+    """Return ended ones with this ``user_id``; see ``inference_site.runs.kinds.Naming``."""
+    rows = StoredResponse.objects.filter(status__in=ENDED, metadata__contains={"user_id": end_user})
+    own = rows if project_id is None else rows.filter(project=project_id)
+    return list(own.values_list("public_id", flat=True))
+
+
 def forget(
     end_user: str, project_id: int | None, generation_ids: Sequence[str]
 ) -> Mapping[str, int]:
     """Delete the responses and conversations of an end user.
 
     A conversation is the user's if its metadata name the user, or all of its responses are the
-    user's. Of a response that others build on, or in a conversation of others too, the content is
-    removed and the hidden row stays. See ``inference_site.runs.kinds.Forgetting``.
+    user's. Of a response that others build on, or in a conversation of others too, and of the
+    user's conversation with responses of others, the content is removed and the hidden row stays.
+    See ``inference_site.runs.kinds.Forgetting``.
     """
     named = Q(metadata__contains={"user_id": end_user})
     own = {} if project_id is None else {"project": project_id}
     ended = StoredResponse.objects.filter(status__in=ENDED, **own)
-    rows = ended.filter(named | Q(public_id__in=generation_ids))
+    rows = ended.filter(public_id__in=generation_ids)
     responses = list(rows.exclude(request={}).order_by("-pk"))
     others = StoredResponse.objects.filter(conversation=OuterRef("pk"), deleted_at=None)
     others = others.exclude(pk__in=[stored.pk for stored in responses])
     touched = Q(pk__in={stored.conversation_id for stored in responses})
     theirs = Conversation.objects.filter(named | (touched & ~Exists(others)), **own)
-    conversations = list(theirs.filter(deleted_at=None))
+    conversations = list(theirs)
+    # Messages outlive responses that clients have deleted: the generations have the same ids.
+    forget_arguments(generation_ids)
     for stored in responses:
         delete(stored)
     for conversation in conversations:
         delete_conversation(conversation)
     pks = [stored.pk for stored in responses]
+    conversation_pks = [conversation.pk for conversation in conversations]
     # Those that others build on were only hidden: their rows lose the content.
+    added = Q(response=None, conversation__in=conversation_pks)
     with transaction.atomic():  # Rows are read in pieces only in a transaction.
-        for item in Item.objects.filter(response__in=pks).iterator(_BATCH):
+        for item in Item.objects.filter(Q(response__in=pks) | added).iterator(_BATCH):
             item.data = _without_content(item.data)
             item.save(update_fields=["data"])
     kept = StoredResponse.objects.filter(pk__in=pks)
     kept.update(request={}, metadata={}, error=None, deltas=None)
-    forget_arguments([stored.public_id for stored in responses])
+    Conversation.objects.filter(pk__in=conversation_pks).update(metadata={})
     return {"responses": len(responses), "conversations": len(conversations)}
 
 

@@ -13,7 +13,17 @@ from inference_site.accounts.keys import key_of_imports
 from inference_site.batches.models import ENDED, Batch, BatchStatus
 from inference_site.batches.requests import endpoints
 from inference_site.batches.views import BatchError
-from inference_site.core.transfer import Count, Id, Money, ObjectLine, Refused, each, known_ids
+from inference_site.core.transfer import (
+    FILES_FOLDER,
+    Count,
+    Id,
+    Money,
+    ObjectLine,
+    Refused,
+    each,
+    known_ids,
+)
+from inference_site.files.models import StoredFile
 from inference_site.gateway.request_fields.wire import Metadata
 
 _BATCH = 100
@@ -67,9 +77,13 @@ _COLUMNS = tuple(BatchExport.model_fields.keys() - {"kind", "id", "times", "erro
 
 
 def export_lines(project_id: int, folder: Path) -> Iterator[BatchExport]:
-    """Yield the batches that have ended; see ``inference_site.core.transfer.Transfer``."""
-    del folder
+    """Yield the batches that have ended; see ``inference_site.core.transfer.Transfer``.
+
+    One that has ended while the export ran, with files that it lacks, is left out.
+    """
     for batch in each(Batch.objects.filter(project=project_id, status__in=ENDED), _BATCH):
+        if _has_newer_files(batch, folder):
+            continue
         columns = {name: getattr(batch, name) for name in _COLUMNS}
         yield BatchExport(
             id=batch.public_id,
@@ -78,6 +92,14 @@ def export_lines(project_id: int, folder: Path) -> Iterator[BatchExport]:
             usage=batch.usage,
             **columns,
         )
+
+
+def _has_newer_files(batch: Batch, folder: Path) -> bool:
+    """Return whether files of the batch were stored after those of the project were exported."""
+    named = {batch.input_file_id, batch.output_file_id, batch.error_file_id} - {""}
+    lacking = [name for name in named if not (folder / FILES_FOLDER / name).exists()]
+    files = StoredFile.objects.readable(batch.project_id).filter(public_id__in=lacking)
+    return bool(lacking) and files.exists()
 
 
 @transaction.atomic

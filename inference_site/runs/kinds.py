@@ -274,7 +274,7 @@ class Forgetting(Protocol):
     def forget(
         self, end_user: str, project_id: int | None, generation_ids: Sequence[str]
     ) -> Mapping[str, int]:
-        """Delete the results of these generations, and what names the end user in its metadata.
+        """Delete the results of these generations, and what else names the end user.
 
         Return how many objects of each kind had content, by the plural of the kind's name. A
         second call does nothing. Without a project, of all projects.
@@ -285,6 +285,19 @@ class Forgetting(Protocol):
 def forgettings() -> Collection[Forgetting]:
     """Return these modules of all apps."""
     return _modules("forgetting")
+
+
+class Naming(Protocol):
+    """A module that an app names in ``naming``: the metadata of its results may name end users."""
+
+    def results_naming(self, end_user: str, project_id: int | None) -> Collection[str]:
+        """Return the generations with results that name the end user; without a project, of all."""
+
+
+@cache
+def namings() -> Collection[Naming]:
+    """Return these modules of all apps."""
+    return _modules("naming")
 
 
 def recovered(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from io import StringIO
+from typing import Any
 
+import pytest
+from django.core.management import call_command
+
+from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
 from inference_site.cases import models
 from inference_site.cases.models import Case, CaseResult, CaseRun, CaseSet, SavedAnswer, forget
 from inference_site.core.errors.api_errors import ConflictError
+from responses_api.models import StoredResponse
 
 pytestmark = pytest.mark.django_db
 
@@ -69,3 +75,20 @@ def test_what_is_forgotten_takes_its_results_along(case_set: CaseSet) -> None:
     assert [case.source for case in Case.objects.all()] == ["resp_b"]
     assert run.results.count() == 1
     assert forget("mary", None, ["resp_a"]) == {"saved cases": 0}
+
+
+@pytest.mark.parametrize(
+    ("source", "model"), [("chatcmpl-1", StoredCompletion), ("resp_1", StoredResponse)]
+)
+def test_a_case_goes_with_the_user_whom_the_metadata_of_its_source_name(
+    case_set: CaseSet, source: str, model: type[StoredCompletion | StoredResponse]
+) -> None:
+    given: dict[str, Any] = {"public_id": source, "project": case_set.project, "model": "m"}
+    if model is StoredCompletion:
+        given |= {"messages": [], "completion": {"choices": []}}
+    else:
+        given |= {"status": "completed", "request": {"model": "m"}}
+    model.objects.create(metadata={"user_id": "mary"}, **given)
+    case_set.add(answers(source, "other"))
+    call_command("forget", "--user", "mary", stdout=StringIO())
+    assert [case.source for case in Case.objects.all()] == ["other"]

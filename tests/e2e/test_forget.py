@@ -124,6 +124,27 @@ def test_what_others_build_on_keeps_its_form(stack: ServedStack) -> None:
     assert say(client, "Go on", previous_response_id=other.id).status == "completed"
 
 
+def test_a_conversation_of_theirs_in_which_others_have_responses(stack: ServedStack) -> None:
+    client = stack.client(make_key(stack).secret)
+    message: Any = {"type": "message", "role": "user", "content": "Quittenbrot"}
+    talks = [
+        client.conversations.create(metadata={"user_id": "user-of-talk"}, items=[message])
+        for _ in range(2)
+    ]
+    guest: dict[str, Any] = {"safety_identifier": "guest"}
+    others = [say(client, "Plum", conversation=talk.id, **guest) for talk in talks]
+    client.conversations.delete(talks[1].id)
+
+    assert "2 conversations" in stack.manage("forget", "--user", "user-of-talk")
+
+    assert list(places_with(stack, "Quittenbrot")) == []
+    assert list(places_with(stack, "user-of-talk")) == []
+    for other in others:
+        assert client.responses.retrieve(other.id).output_text == other.output_text
+        assert say(client, "Go on", previous_response_id=other.id).status == "completed"
+    assert "0 conversations" in stack.manage("forget", "--user", "user-of-talk")
+
+
 def test_only_in_one_project(stack: ServedStack) -> None:
     here, there = make_key(stack), make_key(stack)
     for key in (here, there):

@@ -132,17 +132,21 @@ def test_an_endpoint_that_may_have_no_arguments_any_more_gets_none(
     assert "arguments" not in told(of)["approval_requests"][0]
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
 def test_no_message_about_a_forgotten_user_has_arguments(
-    asked: Callable[..., None], project: Project
+    is_deleted: bool, asked: Callable[..., None], project: Project
 ) -> None:
-    """Neither one that was given up, nor one whose endpoint has not answered yet."""
+    """Neither one that was given up, nor one whose endpoint has not answered yet.
+
+    Nor has one about a response that its client has deleted.
+    """
     for address in ("a@example.org", "b@example.org"):
         endpoint(address, with_arguments=True)
     asked(question(arguments='{"path": "hush"}'))
     Message.objects.filter(endpoint__address="a@example.org").update(next_at=None)
-    StoredResponse.objects.create(
-        public_id="resp_1", project=project, model="m", status="completed", request={"model": "m"}
-    )
+    if not is_deleted:
+        given = {"model": "m", "status": "completed", "request": {"model": "m"}}
+        StoredResponse.objects.create(public_id="resp_1", project=project, **given)
     forget_user("ann", None, ["resp_1"])
     bodies = Message.objects.values_list("body", flat=True)
     assert ["hush" in body for body in bodies] == [False, False]

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.accounts.models import Project
 from inference_site.gateway.idempotency.models import forget_answers
-from inference_site.runs.kinds import forgettings
+from inference_site.runs.kinds import forgettings, namings
 from inference_site.runs.models import Generation
 from inference_site.runs.streams.request_documents import drop_documents
 
@@ -42,13 +42,13 @@ class Command(BaseCommand):
         theirs = rows if project_id is None else rows.filter(project=project_id)
         ended = theirs.filter(finished_at__isnull=False).order_by("pk")
         gone: Counter[str] = Counter({"generations": 0})
+        for naming in namings():
+            named = list(naming.results_naming(user, project_id))
+            for start in range(0, len(named), _BATCH):
+                gone.update(_forget(user, project_id, named[start : start + _BATCH]))
         while True:
             batch = dict(ended.values_list("pk", "public_id")[:_BATCH])
-            ids = list(batch.values())
-            drop_documents(ids)
-            forget_answers(ids)
-            for module in forgettings():
-                gone.update(module.forget(user, project_id, ids))
+            gone.update(_forget(user, project_id, list(batch.values())))
             # The name is removed from the rows last: the next run continues an interrupted one.
             gone["generations"] += Generation.objects.filter(pk__in=batch).update(end_user="")
             if len(batch) < _BATCH:
@@ -57,3 +57,13 @@ class Command(BaseCommand):
             self.stdout.write(f"{count} {name}")
         if count := theirs.filter(finished_at=None).count():
             raise CommandError(f"{count} generations of this user have not ended: run it again.")
+
+
+def _forget(user: str, project_id: int | None, generation_ids: list[str]) -> Counter[str]:
+    """Delete what is stored of these generations; return how many objects of each kind."""
+    drop_documents(generation_ids)
+    forget_answers(generation_ids)
+    gone: Counter[str] = Counter()
+    for module in forgettings():
+        gone.update(module.forget(user, project_id, generation_ids))
+    return gone

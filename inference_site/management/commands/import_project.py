@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,10 @@ class Command(BaseCommand):
         parser.add_argument("--create", action="store_true", help="create the project")
 
     def handle(self, *_: Any, project: str, folder: Path, create: bool, **__: Any) -> None:
+        with _one_import(folder):
+            self._import(project, folder, create)
+
+    def _import(self, project: str, folder: Path, create: bool) -> None:
         modules = {kind: module for module in transfers() for kind in module.LINES}
         try:
             total = _check(folder, modules)
@@ -76,6 +81,26 @@ class Command(BaseCommand):
         for kind, count in total.items():
             known = count - new[kind]
             self.stdout.write(f"{new[kind]} × {kind}" + (f", {known} known already" * bool(known)))
+
+
+@contextmanager
+def _one_import(folder: Path) -> Iterator[None]:
+    """Raise CommandError while another process imports this folder.
+
+    To each of two, the file that the other one is storing would be left of an interrupted import.
+    """
+    try:
+        lines = (folder / LINES_FILE).open("rb")
+    except OSError as exc:
+        raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+    with lines:
+        try:
+            fcntl.flock(lines, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise CommandError(f"Another import of {folder} runs.") from exc
+        except OSError:  # The file system has no locks.
+            pass
+        yield
 
 
 @contextmanager
