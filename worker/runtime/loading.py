@@ -241,7 +241,7 @@ class ModelLoader:
             with self._takes_memory(model):
                 model.close()
             if (spec := self._find_spec(model_id)) is None:
-                self.models.pop(model_id, None)
+                self._drop(model)
                 return
             self.models[model_id] = model = self._new_model(spec)
             self.worker.lease.renew()

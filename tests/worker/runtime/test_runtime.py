@@ -29,7 +29,7 @@ from pytest_django.fixtures import Settings
 from completions.assemblers.chat import ChatAssembler
 from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.catalogue import CatalogueChanges
-from inference_site.catalogue.fleet import orders
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.leases import (
     LiveWorker,
     ModelReport,
@@ -652,6 +652,21 @@ def test_a_model_that_belongs_on_other_hosts_goes_also_if_it_is_reloaded_meanwhi
     runtime.loader.reload("m")
     is_reloaded.set()
     wait_until(lambda: "m" not in runtime.loader.models)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("change", ["unload", "reload"])
+def test_a_worker_that_drops_a_model_whose_entry_was_removed_keeps_no_replica_of_it(
+    runtime: Runtime, change: str
+) -> None:
+    """Else no other worker could load the model when its entry is there again."""
+    spec = ModelSpec("m", "scripted", replicas=1)
+    assert fleet.claim_replica(spec, runtime.id)
+    assert not fleet.claim_replica(spec, "another")
+    getattr(runtime.loader, change)("m")  # The catalogue of the tests lacks the model.
+    assert "m" not in runtime.loader.models
+    assert fleet.claim_replica(spec, "another")
+    fleet.give_back_replica("m", "another")
 
 
 @pytest.mark.django_db(transaction=True)
