@@ -212,6 +212,21 @@ def test_a_pull_is_stopped_and_another_goes_on_from_there(
     assert not Pulls("w").run_next()
 
 
+def test_a_pull_that_is_stopped_while_its_file_is_checked_adds_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check of a large file takes minutes."""
+    digest = hub_client._digest
+
+    def stopped_meanwhile(path: Path, file: hub_client.HubFile) -> str:
+        Pull.objects.cancel(Pull.objects.get().pk)
+        return digest(path, file)
+
+    monkeypatch.setattr(hub_client, "_digest", stopped_meanwhile)
+    assert ended().state == PullState.CANCELLED
+    assert not StoredModel.objects.exists()
+
+
 def test_a_pull_of_a_worker_that_is_gone_is_taken_over_and_of_one_that_lives_is_not() -> None:
     lease = Lease("alive", lambda: LiveWorker("alive"))
     lease.renew()

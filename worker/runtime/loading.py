@@ -74,6 +74,8 @@ class ModelLoader:
         """The models that a worker started in place of this one would serve, too."""
         self._idle_watches: dict[str, IdleWatch] = {}
         self._locks: dict[str, threading.Lock] = {}
+        self._added_while_drained: set[str] = set()
+        """The models to load when an operator has the worker take work again."""
         self._loaded_on_demand: set[str] = set()
         """The models that were loaded at run time; they are unloaded when idle."""
         mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
@@ -179,17 +181,26 @@ class ModelLoader:
                 in_background(self.reload, new.id)
             is_absent = new.id not in self.models and self.replicas.is_assigned(new.id)
             if is_absent and (old.replicas, old.hosts) != (new.replicas, new.hosts):
-                self._load_assigned(new)
+                in_background(self._load_assigned, new)
         for spec in changes.new if takes_new else ():
             if spec.is_preloaded:
                 self.replicas.assign(spec.id)
-                self._load_assigned(spec)
+                in_background(self._load_assigned, spec)
 
     def _load_assigned(self, spec: ModelSpec) -> None:
         """Load a model that is assigned to this worker; one with replicas is claimed later."""
         if spec.replicas is None and self.replicas.may_host(spec):
             self.after_restart.add(spec.id)
-            self.load(spec.id)
+            if self.worker.is_draining:
+                self._added_while_drained.add(spec.id)
+            else:
+                self._load_after_unload(spec.id)
+
+    def load_added(self) -> None:
+        """Load the models that were added while the worker was drained."""
+        while self._added_while_drained:
+            if spec := catalogue().models.get(self._added_while_drained.pop()):
+                in_background(self._load_assigned, spec)
 
     def load(self, model_id: str) -> None:
         """Load a model that this worker was not started with."""
@@ -197,7 +208,9 @@ class ModelLoader:
         if spec is None or spec.id not in self.loadable():
             logger.warning("cannot load %s: unknown, loaded already, or without file", model_id)
             return
-        if (watch := self._idle_watches.get(spec.id)) and watch.keep():
+        if watch := self._idle_watches.get(spec.id):
+            if not watch.keep():
+                in_background(self._load_after_unload, spec.id)
             return
         try:
             is_claimed = self.replicas.claim(spec)
@@ -212,6 +225,12 @@ class ModelLoader:
         self.worker.lease.renew()
         self._enqueue(model)
 
+    def _load_after_unload(self, model_id: str) -> None:
+        """Load a model, if it is being unloaded then after that."""
+        self.worker.stopped.wait(_POLL_S)  # An unload that is about to begin comes first.
+        with self._changing(model_id):
+            self.load(model_id)
+
     def reload(self, model_id: str) -> None:
         """Load a model again, if this worker has it or has failed to load it."""
         with self._changing(model_id):
@@ -222,7 +241,7 @@ class ModelLoader:
             with self._takes_memory(model):
                 model.close()
             if (spec := self._find_spec(model_id)) is None:
-                self.models.pop(model_id, None)
+                self._drop(model)
                 return
             self.models[model_id] = model = self._new_model(spec)
             self.worker.lease.renew()

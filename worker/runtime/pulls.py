@@ -108,15 +108,19 @@ class _Progress:
     def fetched(self) -> Path:
         """Return the file. Raise HubError, or _Stopped."""
         reference = Reference.read(self._pull.reference)
-        return fetch(reference, Path(settings.MODELS_DIR), self._pull.revision, self._store)
+        path = fetch(reference, Path(settings.MODELS_DIR), self._pull.revision, self._store)
+        self._update()  # It may have been stopped during the check of the whole file.
+        return path
 
     def _store(self, have: int, size: int) -> None:
         now = time.monotonic()
         if now - self._stored_at < _STORE_S and have < size:
             return
         self._stored_at = now
+        self._update(have_bytes=have, size_bytes=size)
+
+    def _update(self, **facts: int) -> None:
         with release_connection_after():
-            facts = {"have_bytes": have, "size_bytes": size}
             if not Pull.objects.move(self._pull, PullState.RUNNING, **facts):
                 raise _Stopped
 

@@ -367,11 +367,9 @@ class Replicas:
         return fleet.claim_replica(spec, self._worker.id)
 
     def release(self, model: str) -> None:
-        """Release the replica of a model that was dropped."""
-        spec = catalogue().models.get(model)
-        if spec is not None and spec.replicas:
-            with contextlib.suppress(redis.exceptions.RedisError):
-                fleet.give_back_replica(model, self._worker.id)
+        """Release the replica of a model that was dropped; its entry may have been removed."""
+        with contextlib.suppress(redis.exceptions.RedisError):
+            fleet.give_back_replica(model, self._worker.id)
 
     def offers(self) -> dict[str, bool]:
         """Return the models that this worker would load, and whether it has room for each."""

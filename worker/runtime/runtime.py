@@ -422,6 +422,8 @@ class Runtime:
                 in_background(self.loader.reload, order.model_id)
             case OrderState.DRAINED | OrderState.ACTIVE:
                 self.is_draining = order.state == OrderState.DRAINED
+                if not self.is_draining:
+                    self.loader.load_added()
         self.changed()
         self.lease.renew()
 

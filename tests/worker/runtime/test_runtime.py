@@ -28,7 +28,8 @@ from pytest_django.fixtures import Settings
 
 from completions.assemblers.chat import ChatAssembler
 from inference_site.accounts.models import ApiKey
-from inference_site.catalogue.fleet import orders
+from inference_site.catalogue.catalogue import CatalogueChanges
+from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.leases import (
     LiveWorker,
     ModelReport,
@@ -560,6 +561,77 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_model_that_is_wanted_again_while_its_server_goes_to_sleep_has_one_server(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "_CHECK_IDLE_S", 0.05)
+    monkeypatch.setattr(residency, "_ANNOUNCED_S", 0.05)
+    spec = ModelSpec("m", "scripted", keep_alive_s=0.1)
+    has_spec = SimpleNamespace(models={"m": spec}, find=lambda _: spec)
+    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    opened: list[Engine] = []
+    goes_to_sleep, go_on = threading.Event(), threading.Event()
+
+    class Sleeper(ScriptedEngine):
+        def __init__(self, spec: ModelSpec) -> None:
+            super().__init__(spec)
+            opened.append(self)
+
+        def sleep(self) -> bool:
+            goes_to_sleep.set()
+            go_on.wait(60)
+            return True
+
+        def wake(self) -> bool:
+            return True
+
+    monkeypatch.setattr(served_model, "load_engine", Sleeper)
+    runtime.loader._loaded_on_demand.add("m")
+    runtime.loader.reload("m")
+    assert goes_to_sleep.wait(60)
+    monkeypatch.setattr(residency, "_ANNOUNCED_S", 60)  # It is not unloaded once more.
+    runtime.loader.load("m")
+    time.sleep(0.5)
+    go_on.set()
+    wait_until(lambda: runtime.loader.models["m"].is_loaded)
+    assert len(opened) == 1
+    assert not runtime.loader.sleeping
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_entry_that_is_there_again_is_loaded_once_its_model_of_before_has_ended(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("m", "scripted")
+    has_spec = SimpleNamespace(models={"m": spec}, find=lambda _: spec)
+    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    before = runtime.loader.models["m"]
+    assert before.take_slot()
+    runtime.loader.apply(CatalogueChanges(removed=[spec]), takes_new=True)
+    wait_until(lambda: runtime.open_models() == [])
+    runtime.loader.apply(CatalogueChanges(new=[spec]), takes_new=True)
+    time.sleep(0.2)
+    before.release_slot()
+    wait_until(lambda: runtime.open_models() == ["m"])
+    assert runtime.loader.models["m"] is not before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_was_added_while_its_worker_was_drained_is_loaded_afterwards(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("added", "scripted")
+    has_spec = SimpleNamespace(models={"added": spec}, find=lambda _: spec)
+    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    orders.give(OrderState.DRAINED, [runtime.id])
+    runtime.loader.apply(CatalogueChanges(new=[spec]), takes_new=True)
+    time.sleep(0.2)
+    assert "added" not in runtime.loader.models
+    orders.give(OrderState.ACTIVE, [runtime.id])
+    wait_until(lambda: sorted(runtime.open_models()) == ["added", "m"])
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_model_that_belongs_on_other_hosts_goes_also_if_it_is_reloaded_meanwhile(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,6 +652,21 @@ def test_a_model_that_belongs_on_other_hosts_goes_also_if_it_is_reloaded_meanwhi
     runtime.loader.reload("m")
     is_reloaded.set()
     wait_until(lambda: "m" not in runtime.loader.models)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("change", ["unload", "reload"])
+def test_a_worker_that_drops_a_model_whose_entry_was_removed_keeps_no_replica_of_it(
+    runtime: Runtime, change: str
+) -> None:
+    """Else no other worker could load the model when its entry is there again."""
+    spec = ModelSpec("m", "scripted", replicas=1)
+    assert fleet.claim_replica(spec, runtime.id)
+    assert not fleet.claim_replica(spec, "another")
+    getattr(runtime.loader, change)("m")  # The catalogue of the tests lacks the model.
+    assert "m" not in runtime.loader.models
+    assert fleet.claim_replica(spec, "another")
+    fleet.give_back_replica("m", "another")
 
 
 @pytest.mark.django_db(transaction=True)
