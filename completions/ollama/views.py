@@ -105,6 +105,12 @@ def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
     return fields
 
 
+def _client_field(name: str) -> str:
+    """Return Ollama's name of a field of a chat completion or a completion."""
+    option = next((given for given, made in _OPTIONS.items() if made == name), name)
+    return f"options.{option}" if option in wire.Options.model_fields else name
+
+
 def _logprobs(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
     return {"logprobs": True, "top_logprobs": body.top_logprobs} if body.logprobs else {}
 
@@ -322,7 +328,10 @@ def _generate(
         caller_of(request),
         Document(generation, OllamaAssembly(name, shape, stream, time.time())),
         stream=stream,
-        ignored_params=[*body.ignored_params, *ignored_fields(model, official, generation)],
+        ignored_params=[
+            *body.ignored_params,
+            *map(_client_field, ignored_fields(model, official, generation)),
+        ],
     )
     return respond(request, submission)
 

@@ -214,6 +214,16 @@ def test_what_a_server_has_left_bounds_num_predict(
         assert client.chat("odd", HELLO, options=options).message.content == "Fits"
 
 
+def test_ignored_options_have_the_names_of_ollama(stack: ServedStack, odd: UpstreamServer) -> None:
+    odd.answers = [streamed("Fits")]
+    options = {"repeat_penalty": 1.1, "typical_p": 0.5}
+    asked = {"model": "odd", "stream": False, "messages": HELLO, "options": options}
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    answer = httpx.post(f"{stack.url}/api/chat", json=asked, headers=headers, timeout=60)
+    named = answer.headers["x-unsupported-params"].split(",")
+    assert sorted(named) == ["options.repeat_penalty", "options.typical_p"]
+
+
 def test_texts_are_embedded(client: ollama.Client) -> None:
     found = client.embed("demo-embedding", ["a word", "another"])
     assert [len(vector) for vector in found.embeddings] == [192, 192]
