@@ -450,7 +450,9 @@ class ModelLoader:
         logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
         while not model.drain(_POLL_S, reloads=fleet.is_on_demand(model.spec)):
             if self.worker.stopped.is_set() or self.models.get(wanted.spec.id) is not wanted:
-                model.resume()
+                # It may also drain for an unload, a reload or another worker.
+                if not (model.is_leaving or self._changing(model.spec.id).locked()):
+                    model.resume()
                 return
         self.replicas.unassign(model.spec.id)
         self._sleep_or_drop(model)

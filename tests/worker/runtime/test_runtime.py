@@ -741,6 +741,30 @@ def test_a_model_takes_its_room_until_its_server_has_ended(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_model_that_is_being_unloaded_takes_no_work_when_it_need_not_make_room_any_more(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new runs would be stopped after ``DRAIN_TIMEOUT_S``."""
+    settings.MAX_LOADED_MODELS = 1
+    with started([ModelSpec("m", "scripted", min_resident_s=0.0)]) as worker:
+        monkeypatch.setattr(worker.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+        busy_model = worker.loader.models["m"]
+        assert busy_model.take_slot()
+        worker.loader.load_replica("wanted")
+        wait_until(lambda: worker.open_models() == [])
+        unloading = threading.Thread(target=worker.loader.unload, args=["m"])
+        unloading.start()
+        time.sleep(0.1)
+        worker.loader.unload("wanted")
+        time.sleep(0.5)
+        opened = worker.open_models()
+        busy_model.release_slot()
+        unloading.join(60)
+        assert opened == []
+        assert not worker.loader.models
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("order", ["reload", "unload"])
 def test_an_order_is_carried_out_after_a_run_that_did_not_stop_in_time(
     runtime: Runtime, settings: Settings, monkeypatch: pytest.MonkeyPatch, order: str
