@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
@@ -51,10 +51,13 @@ def delete(stored: StoredResponse) -> None:
     drop_document(stored.public_id)
     with transaction.atomic():
         if _lock(stored.pk) is not None:
-            hidden = {"deleted_at": timezone.now(), "rating": "", "feedback": []}
-            StoredResponse.objects.filter(pk=stored.pk).update(**hidden)
+            _hide(StoredResponse.objects.filter(pk=stored.pk))
             forget_answers([stored.public_id])
             _sweep(stored.pk)
+
+
+def _hide(rows: QuerySet[StoredResponse]) -> None:
+    rows.update(deleted_at=timezone.now(), rating="", feedback=[])
 
 
 def delete_conversation(conversation: Conversation) -> None:
@@ -181,7 +184,7 @@ def _delete_old(found: Sequence[StoredResponse]) -> int:
             if pk in hidden and previous[pk] in ids:
                 hidden.add(previous[pk])
         deleted = [pk for pk in ids if pk not in hidden]
-        rows.exclude(pk__in=deleted).update(deleted_at=timezone.now())
+        _hide(rows.exclude(pk__in=deleted))
         forget_answers(ids.values())
         with connection.cursor() as cursor:
             cursor.execute(_DELETE_ROWS, {"pks": deleted})

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -106,11 +107,12 @@ def test_a_second_import_adds_nothing(folder: Path) -> None:
 
 
 def test_of_imports_at_once_each_object_is_stored_once(folder: Path) -> None:
-    def once(_: int) -> str:
-        """Import; return the error, if any."""
+    def once(number: int) -> str:
+        """Import a copy; return the error, if any."""
+        copy = copytree(folder, folder.with_name(f"copy-{number}"))
         with release_connection_after():
             try:
-                moved(folder, "new")
+                moved(copy, "new")
             except CommandError as exc:
                 return str(exc)
             return ""

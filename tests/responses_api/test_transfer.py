@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -313,11 +314,12 @@ def test_two_imports_at_once_store_each_object_once(
     with connection.cursor() as cursor:
         cursor.execute("TRUNCATE responses_api_storedresponse CASCADE")
 
-    def once(_: int) -> str:
-        """Import; return the error, if any."""
+    def once(number: int) -> str:
+        """Import a copy; return the error, if any."""
+        copy = copytree(folder, tmp_path / f"copy-{number}")
         with release_connection_after():
             try:
-                command("import_project", project.name, folder)
+                command("import_project", project.name, copy)
             except CommandError as exc:
                 return str(exc)
             return ""

@@ -441,6 +441,7 @@ def test_old_chains_are_deleted_whole_or_hidden_while_others_build_on_them(
             response(key, f"{chain}-{number}", old(at))
             row = StoredResponse.objects.get(public_id=f"{chain}-{number}")
             row.previous = previous
+            row.rating, row.feedback = "up", [{"note": "by whom"}]
             row.save()
             item = Item.objects.create(
                 public_id=f"item-{chain}-{number}", project=key.project, response=row, data={}
@@ -450,6 +451,9 @@ def test_old_chains_are_deleted_whole_or_hidden_while_others_build_on_them(
     prune_old(threading.Event())
     rows = StoredResponse.objects
     assert set(rows.filter(deleted_at=None).values_list("public_id", flat=True)) == {"goes-on-9"}
+    assert list(rows.exclude(feedback=[]).values_list("public_id", "rating")) == [
+        ("goes-on-9", "up")
+    ]
     assert rows.filter(public_id__startswith="all-old").count() == 0
     assert rows.count() == Item.objects.count() == McpApproval.objects.count() == 10
     rows.filter(public_id="goes-on-9").update(created_at=old(9))
