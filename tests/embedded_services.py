@@ -55,7 +55,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     options = early_config.known_args_namespace
     hands_out = bool(options.numprocesses) and not _IS_WORKER
     hypothesis.settings.register_profile(
-        "few", max_examples=20, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        "few",
+        max_examples=20,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("few")
     if options.without_services:
