@@ -416,9 +416,9 @@ class ModelLoader:
                     self._placed.add(model)
                     return True
                 model.reason = "It waits until there is room for it."
-                # No other model goes while a server ends, which may make the room.
-                waited_for = self._waited_for()
-                evicted = None if closing else next_to_evict(model.spec, loaded, waited_for)
+                evicted = None
+                if not closing:  # A server that ends may make the room, so no other model goes.
+                    evicted = next_to_evict(model.spec, loaded, self._waited_for())
                 if evicted is not None:
                     self._evict(evicted, model)
                 else:
