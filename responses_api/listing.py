@@ -172,13 +172,7 @@ def page_of_conversation(request: Request, conversation: Conversation) -> Respon
     check_include(request.query_params)
     rows = Item.objects.filter(conversation=conversation)
     page = parse_page(request.query_params, "desc")
-    last: int | str | None = None
-    if page.after is not None:
-        found = rows.filter(public_id=page.after)
-        last = found.values_list("conversation_position", flat=True).first()
-        if last is None:
-            path = items_path(conversation)
-            last = page.deleted_position("item", conversation.project_id, path)
-    shown = page.rows_of(rows, "conversation_position", last)
+    owner, key = (conversation.project_id, items_path(conversation)), "conversation_position"
+    shown = page.rows_of(rows, key, page.position(rows, "item", *owner, key=key))
     entries = [{"id": row.public_id, **row.data} for row in shown]
     return Response(list_object(entries, page))

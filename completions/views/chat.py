@@ -84,12 +84,8 @@ class ChatCompletionsView(ApiView):
             rows = rows.filter(model=model)
         if metadata := parse_metadata(request.query_params):
             rows = rows.filter(metadata__contains=metadata)
-        last: int | str | None = None
-        if page.after is not None:
-            every = completions_of(project_id)  # The filters may leave out the cursor's entry.
-            last = every.filter(public_id=page.after).values_list("pk", flat=True).first()
-            if last is None:
-                last = page.deleted_position("chat completion", project_id, _PATH)
+        every = completions_of(project_id)  # The filters may leave out the cursor's entry.
+        last = page.position(every, "chat completion", project_id, _PATH)
         entries = [wire_completion(stored) for stored in page.rows_of(rows, "pk", last)]
         return Response(list_object(entries, page))
 

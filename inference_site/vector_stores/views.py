@@ -453,11 +453,8 @@ def _list_of(request: Request, store: VectorStore, rows: VectorStoreFileQuerySet
                 param="filter",
             )
         rows = rows.filter(status=status)
-    last: int | str | None = None
-    if page.after is not None:
-        last = rows.filter(file__public_id=page.after).values_list("pk", flat=True).first()
-        if last is None:
-            last = page.deleted_position("file", store.project_id, _files_path(store))
+    owner = store.project_id, _files_path(store)
+    last = page.position(rows, "file", *owner, id_field="file__public_id")
     found = page.rows_of(rows.readable().select_related("file"), "pk", last)
     entries = [_wire_file(store, entry).model_dump() for entry in found]
     return Response(list_object(entries, page))

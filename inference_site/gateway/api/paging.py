@@ -86,12 +86,27 @@ class Page:
         Raise InvalidRequestError if the entry ``after`` neither is nor was among them; ``kind`` is
         its name, and ``path`` that of the list.
         """
-        last = None
-        if self.after is not None:
-            last = rows.filter(public_id=self.after).values_list("pk", flat=True).first()
-            if last is None:
-                last = self.deleted_position(kind, project_id, path)
-        return self.rows_of(rows, "pk", last)
+        return self.rows_of(rows, "pk", self.position(rows, kind, project_id, path))
+
+    def position(
+        self,
+        rows: QuerySet[Any],
+        kind: str,
+        project_id: int,
+        path: str,
+        *,
+        key: str = "pk",
+        id_field: str = "public_id",
+    ) -> Any:
+        """Return ``last`` of ``rows_of``: the value of ``key`` in the row whose id is ``after``.
+
+        Of a deleted entry it is the position that was kept. Raise InvalidRequestError if the entry
+        ``after`` neither is nor was among the rows; ``kind`` and ``path`` as for ``rows_by_age``.
+        """
+        if self.after is None:
+            return None
+        found = rows.filter(**{id_field: self.after}).values_list(key, flat=True).first()
+        return self.deleted_position(kind, project_id, path) if found is None else found
 
     def deleted_position(self, kind: str, project_id: int, path: str) -> str:
         """Return the position that the deleted entry ``after`` had. See ``keep_position``.
