@@ -149,6 +149,9 @@ def test_bad_forms(http: httpx.Client) -> None:
         400,
         "invalid_request_error",
     )
+    odd = {"purpose": "user_data", "odd": "1"}
+    named = http.post("/v1/files", data=odd, files={"file": ("a.txt", b"x")})
+    assert (named.status_code, named.headers["x-unsupported-params"]) == (200, "odd")
 
 
 def test_a_type_with_control_characters_makes_no_file_that_cannot_be_read(
