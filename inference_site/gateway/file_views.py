@@ -43,7 +43,12 @@ from inference_site.files.models import (
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.multipart import FileFormParser
 from inference_site.gateway.api.paging import PageQuery, keep_position, list_object, parse_page
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.payload import (
+    WireObject,
+    WireRequest,
+    name_ignored_params,
+    parse,
+)
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
@@ -209,7 +214,7 @@ class FilesView(FileFormView):
         not given.
         """
         form: Any = request.data
-        fields = {name: form[name] for name in FileRequest.model_fields if name in form}
+        fields = {name: value for name, value in form.items() if name != "file"}
         body, content = parse(FileRequest, fields), _file_of(form, "file")
         try:
             name = _file_name(content.name or "")
@@ -224,7 +229,9 @@ class FilesView(FileFormView):
             body.expires_after.seconds if body.expires_after else None,
         )
         storage.store(file, cast(IO[bytes], content))
-        return Response(_wire_file(file).model_dump())
+        answer = Response(_wire_file(file).model_dump())
+        name_ignored_params(answer, body.ignored_params)
+        return answer
 
     @documented(answer=ListObject[FileObject], query=FilesQuery)
     def get(self, request: Request) -> Response:
@@ -312,7 +319,9 @@ class UploadsView(ApiView):
             lifetime_s=body.expires_after.seconds if body.expires_after else None,
             expires_at=timezone.now() + _UPLOAD_LIFETIME,
         )
-        return Response(_wire_upload(upload).model_dump())
+        answer = Response(_wire_upload(upload).model_dump())
+        name_ignored_params(answer, body.ignored_params)
+        return answer
 
 
 class UploadPartsView(FileFormView):
