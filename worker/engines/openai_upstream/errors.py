@@ -49,7 +49,13 @@ _MAX_SHOWN = 1000
 _CLIENT_ERRORS = (400, 413, 422)
 _MAX_RETRY_AFTER_S = 3600
 _OWN_FIELDS = (
-    *("input", "messages", "prompt", "response_format", "tokens", "tools", "top_logprobs"),
+    "input",
+    "messages",
+    "prompt",
+    "response_format",
+    "tokens",
+    "tools",
+    "top_logprobs",
 )
 
 _ENDED = re.compile("EngineCore encountered an issue|EngineDeadError|engine is dead", re.I)
