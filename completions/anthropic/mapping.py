@@ -472,6 +472,8 @@ def _parts(block: Any, where: str) -> list[Body]:
         case wire.SearchResultBlock():
             texts = "\n".join(text.text for text in block.content)
             return [_text(f"{block.title} ({block.source})\n{texts}", where)]
+        case wire.ToolReferenceBlock(tool_name=name):
+            return [_text(f"The tool {short_name(name)} can be called.", where)]
         case wire.SystemBlock():
             return [_text(_REMINDER.format(_all_text(block.content)), where)]
         case wire.DocumentBlock():

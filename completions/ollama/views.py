@@ -143,6 +143,13 @@ def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
             return {"reasoning_effort": effort}
 
 
+def _without_idle_switch(chat: DialectChat, model: ResolvedModel) -> DialectChat:
+    """Return the chat without ``think: false`` for a model that has no such switch, as Ollama."""
+    if chat.enable_thinking is False and "chat_template" not in model.capabilities:
+        return chat.model_copy(update={"enable_thinking": None})
+    return chat
+
+
 def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
     """Yield the messages; calls without ids get some, and each result the id of its call.
 
@@ -237,6 +244,7 @@ class ChatView(OllamaView):
         with _named_as_sent():
             chat = parse(DialectChat, to_chat(body))
             model = served_model(caller_of(request), chat.model, chat)
+            chat = _without_idle_switch(chat, model)
             generation = to_generation_request(chat, model)
         return _generate(request, body, chat, model, generation, "chat")
 
@@ -266,6 +274,7 @@ class GenerateView(OllamaView):
         with _named_as_sent():
             chat = parse(DialectChat, to_single_chat(body))
             model = served_model(caller_of(request), chat.model, chat)
+            chat = _without_idle_switch(chat, model)
             generation = to_generation_request(chat, model)
         return _generate(request, body, chat, model, generation, "generate")
 
@@ -355,16 +364,19 @@ def _generate(
     name = model.name_in_answer(body.model)
     # Ollama has no error for a limit above what the prompt leaves of the context.
     generation = replace(generation, lowers_max_output=generation.max_output_tokens is not None)
+    ignored = [
+        *body.ignored_params,
+        *map(_client_field, ignored_fields(model, official, generation)),
+    ]
+    if body.think is False and getattr(official, "enable_thinking", False) is None:
+        ignored.append("think")  # The model has no such switch.
     submission = Submission(
         OLLAMA,
         new_id("ollama-"),
         caller_of(request),
         Document(generation, OllamaAssembly(name, shape, stream, time.time())),
         stream=stream,
-        ignored_params=[
-            *body.ignored_params,
-            *map(_client_field, ignored_fields(model, official, generation)),
-        ],
+        ignored_params=ignored,
     )
     return respond(request, submission)
 

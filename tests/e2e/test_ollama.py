@@ -226,6 +226,15 @@ def test_ignored_options_have_the_names_of_ollama(stack: ServedStack, odd: Upstr
     answer = httpx.post(f"{stack.url}/api/chat", json=asked, headers=headers, timeout=60)
     named = answer.headers["x-unsupported-params"].split(",")
     assert sorted(named) == ["options.repeat_penalty", "options.typical_p"]
+    # Ollama refuses to make a model think that cannot, and not to keep one from it.
+    asked = {"model": "odd", "stream": False, "think": False}
+    for path, said in (("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "a"})):
+        answer = httpx.post(f"{stack.url}{path}", json={**asked, **said}, headers=headers)
+        assert (answer.status_code, answer.headers["x-unsupported-params"]) == (200, "think")
+        refused = httpx.post(
+            f"{stack.url}{path}", json={**asked, **said, "think": True}, headers=headers
+        )
+        assert (refused.status_code, "'think'" in refused.json()["error"]) == (400, True)
 
 
 def test_texts_are_embedded(client: ollama.Client) -> None:
