@@ -337,6 +337,22 @@ def test_a_model_does_not_think_unless_it_is_asked(claude: anthropic.Anthropic) 
     assert [block.type for block in thought.content] == ["thinking", "text"]
 
 
+@pytest.mark.parametrize(
+    ("model", "thinking", "named"),
+    [
+        ("demo", {"type": "adaptive"}, None),
+        ("demo", {"type": "disabled"}, "output_config.effort"),
+        ("scripted", {"type": "enabled", "budget_tokens": 1024}, "thinking,output_config.effort"),
+    ],
+)
+def test_thinking_without_an_effect_is_named(
+    http: httpx.Client, model: str, thinking: Any, named: str | None
+) -> None:
+    body = {**GREEDY, "model": model, "messages": HELLO, "output_config": {"effort": "low"}}
+    answer = http.post("/v1/messages", json={**body, "thinking": thinking})
+    assert (answer.status_code, answer.headers.get("x-unsupported-params")) == (200, named)
+
+
 def test_ends_are_told_in_anthropics_words(claude: anthropic.Anthropic) -> None:
     short = claude.messages.create(**{**DEMO, "max_tokens": 2}, messages=HELLO)
     assert short.stop_reason == "max_tokens"
