@@ -250,12 +250,13 @@ class InfillView(ApiView):
         if completion.max_tokens is None:
             generation = replace(generation, max_output_tokens=None)
         stream = bool(body.stream)
+        ignored = [*body.ignored_params, *ignored_fields(model, completion, generation)]
         submission = Submission(
             INFILL,
             new_id("infill-"),
             caller,
             Document(generation, InfillAssembly(model.spec.id, stream)),
             stream=stream,
-            ignored_params=[*body.ignored_params, *ignored_fields(model, completion, generation)],
+            ignored_params=list(dict.fromkeys(ignored)),
         )
         return respond(request, submission)
