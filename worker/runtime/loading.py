@@ -523,17 +523,12 @@ class ModelLoader:
     def _load_waited_for(self) -> None:
         specs = (catalogue().models.get(id_) for id_ in self.loadable())
         on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
-        if wanted := on_demand and self._waited_for() & on_demand:
-            _load_unloaded(wanted)
-
-
-def _load_unloaded(models: Collection[str]) -> None:
-    """Have those of these models loaded that no worker has or loads."""
-    live = live_workers()
-    for id_ in sorted(models):
-        if fleet.status_among(live, id_) == ModelStatus.UNLOADED:
-            with contextlib.suppress(fleet.FleetError):
-                fleet.load(None, id_)
+        wanted = on_demand and self._waited_for() & on_demand
+        live = live_workers() if wanted else ()
+        for id_ in sorted(wanted):
+            if fleet.status_among(live, id_) == ModelStatus.UNLOADED:
+                with contextlib.suppress(fleet.FleetError):
+                    fleet.load(None, id_)
 
 
 def read_ahead(path: Path) -> Iterator[float]:

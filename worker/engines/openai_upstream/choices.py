@@ -305,7 +305,15 @@ class CallReader:
         name, arguments = function.get("name") or None, function.get("arguments")
         if not isinstance(arguments, str):
             arguments = "" if arguments is None else orjson.dumps(arguments).decode()
-        call = self._call(piece.get("index"), piece.get("id") or None, name)
+        index, call_id = piece.get("index"), piece.get("id") or None
+        call = self._known(index, call_id, name)
+        if call is None:
+            call = _Call()
+            self._calls.append(call)
+            if index is not None:
+                self._by_index[index] = call
+        call.id = call.id or (call_id and str(call_id))
+        call.name = call.name or (name and str(name))
         call.arguments.append(arguments)
         deltas: list[ToolCallDelta] = []
         if call is self._open:
@@ -340,18 +348,6 @@ class CallReader:
     def _delta(self, call: _Call, arguments: str) -> ToolCallDelta:
         assert call.number is not None
         return ToolCallDelta(call.number, arguments, index=self._index)
-
-    def _call(self, index: int | None, call_id: str | None, name: str | None) -> _Call:
-        """Return the call that a piece belongs to, with the id and the name of the piece."""
-        call = self._known(index, call_id, name)
-        if call is None:
-            call = _Call()
-            self._calls.append(call)
-            if index is not None:
-                self._by_index[index] = call
-        call.id = call.id or (call_id and str(call_id))
-        call.name = call.name or (name and str(name))
-        return call
 
     def _known(self, index: int | None, call_id: str | None, name: str | None) -> _Call | None:
         """Return the call that a piece continues; None if the piece begins another one."""
