@@ -20,7 +20,6 @@ import aiohttp
 
 from inference_site.core.domain.errors import EngineUnavailable
 from worker.engines.base import OnEnd
-from worker.engines.openai_upstream.aiohttp_private import received_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +112,9 @@ class _Reading:
         if self.ended.done():
             return
         try:
-            if data := received_bytes(self._content):
+            # The public ``read_nowait`` raises the error of a broken connection, and never returns
+            # the bytes that came before it. They may hold the end of the answer.
+            if data := self._content._read_nowait(-1):
                 self._take(data)
             if (error := self._content.exception()) is not None:
                 raise error
