@@ -121,16 +121,13 @@ def _bubbles(message: Message, results: Mapping[str, list[Piece]]) -> Iterator[B
 def _pieces(content: Any) -> list[Piece]:
     if isinstance(content, str):
         return [text_piece(content)]
-    return [_piece(part) for part in content or ()]
-
-
-def _piece(part: Mapping[str, Any]) -> Piece:
-    match part["type"]:
-        case "image_url":
-            return image_piece(part["image_url"]["url"])
-        case "refusal":
-            return text_piece(part["refusal"])
-        case "text":
-            return text_piece(part["text"])
-        case other:
-            return Piece("note", f"A content part of type {other}.")
+    pieces: list[Piece] = []
+    for part in content or ():
+        match part["type"]:
+            case "image_url":
+                pieces.append(image_piece(part["image_url"]["url"]))
+            case "refusal" | "text" as kind:
+                pieces.append(text_piece(part[kind]))
+            case other:
+                pieces.append(Piece("note", f"A content part of type {other}."))
+    return pieces

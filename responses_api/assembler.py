@@ -280,9 +280,6 @@ class ResponseAssembler(Assembler):
 
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return its events, encoded."""
-        return self._judged_first(self._feed(delta))
-
-    def _feed(self, delta: Delta) -> Sequence[bytes]:
         if isinstance(delta, Finish):
             self._finish_reason, self._has_turn_ended = delta.reason, True
         elif isinstance(delta, Usage):
@@ -291,15 +288,14 @@ class ResponseAssembler(Assembler):
             if self._turns is not None:
                 self._turns.compact(delta.context)
             sealed = self._assembly.seal_compaction(delta.context)
-            output = self._output
-            ended = output.end_item("completed")
+            ended = self._output.end_item("completed")
             item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
-            return [*ended, *output.add_whole(item)]
+            return self._judged_first([*ended, *self._output.add_whole(item)])
         if self._turns is not None:
             self._turns.take(delta)
             if isinstance(delta, ToolCallDelta) and self._turns.ignores:
                 return ()
-        return self._output.feed(delta)
+        return self._judged_first(self._output.feed(delta))
 
     def complete(self) -> Ending:
         """End the response as completed, or as incomplete after the token limit or a filter."""

@@ -8,7 +8,6 @@ its responses that have ended; of a chain, the last response is locked first.
 
 from __future__ import annotations
 
-import datetime as dt
 import random
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -140,7 +139,9 @@ def prune(until: float) -> int:
 def _prune_responses(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("responses_days"):
-        while found := _old_responses(project, since):
+        ended = StoredResponse.objects.filter(project=project, status__in=ENDED, deleted_at=None)
+        rows = ended.filter(created_at__lt=since).order_by("created_at", "pk")
+        while found := list(rows[:_BATCH]):
             deleted += _delete_old([stored for stored in found if stored.conversation_id is None])
             for stored in found:
                 if stored.conversation_id is not None:
@@ -158,7 +159,12 @@ def _prune_responses(until: float) -> int:
 def _prune_conversations(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("conversations_days"):
-        while found := _old_conversations(project, since):
+        # Those without a running or newer response.
+        own = StoredResponse.objects.filter(conversation=OuterRef("pk"))
+        later, running = own.filter(created_at__gte=since), own.exclude(status__in=ENDED)
+        rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)
+        rows = rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")
+        while found := list(rows[:_BATCH]):
             for conversation in found:
                 delete_conversation(conversation)
                 deleted += 1
@@ -192,19 +198,6 @@ def _delete_old(found: Sequence[StoredResponse]) -> int:
         for hidden_pk in sorted((pk for pk in before if pk), reverse=True):
             _sweep(hidden_pk)
     return len(ids)
-
-
-def _old_responses(project: int, since: dt.datetime) -> list[StoredResponse]:
-    ended = StoredResponse.objects.filter(project=project, status__in=ENDED, deleted_at=None)
-    return list(ended.filter(created_at__lt=since).order_by("created_at", "pk")[:_BATCH])
-
-
-def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
-    """Return conversations without a running or newer response."""
-    later = StoredResponse.objects.filter(conversation=OuterRef("pk"), created_at__gte=since)
-    running = StoredResponse.objects.filter(conversation=OuterRef("pk")).exclude(status__in=ENDED)
-    rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)
-    return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])
 
 
 def results_naming(end_user: str, project_id: int | None) -> Collection[str]:
@@ -265,15 +258,12 @@ def _without_content(data: dict[str, Any]) -> dict[str, Any]:
         elif name == "arguments":
             kept[name] = "{}"
         elif name == "content":
-            kept[name] = [_deleted_part(data.get("role"))]
+            part: dict[str, Any] = {"type": "input_text", "text": _DELETED}
+            if data.get("role") == "assistant":
+                part |= {"type": "output_text", "annotations": [], "logprobs": []}
+            kept[name] = [part]
         elif isinstance(value, str):
             kept[name] = ""
         else:
             kept[name] = type(value)()
     return kept
-
-
-def _deleted_part(role: object) -> dict[str, Any]:
-    if role == "assistant":
-        return {"type": "output_text", "text": _DELETED, "annotations": [], "logprobs": []}
-    return {"type": "input_text", "text": _DELETED}

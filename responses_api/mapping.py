@@ -392,26 +392,26 @@ def _plain_text(parts: list[dict[str, Any]]) -> str:
 
 
 def _to_content(
-    parts: list[dict[str, Any]], param: str
+    given: list[dict[str, Any]], param: str
 ) -> tuple[str | None, tuple[domain.Part, ...]]:
     """Return the text, or None and the parts if some are not text."""
-    return join_parts([_to_part(part, f"{param}[{i}]") for i, part in enumerate(parts)])
-
-
-def _to_part(part: dict[str, Any], param: str) -> domain.Part:
-    match part["type"]:
-        case "input_image":
-            if not part["image_url"] and part.get("file_id"):
-                return domain.FilePart(f"{param}.file_id", part["file_id"])
-            if not part["image_url"]:
+    parts: list[domain.Part] = []
+    for position, part in enumerate(given):
+        where = f"{param}[{position}]"
+        match part["type"]:
+            case "input_image" if part["image_url"]:
+                parts.append(to_image(part["image_url"], f"{where}.image_url"))
+            case "input_image" if part.get("file_id"):
+                parts.append(domain.FilePart(f"{where}.file_id", part["file_id"]))
+            case "input_image":
                 raise InvalidRequestError(
-                    f"Missing required parameter: '{param}.image_url'.",
-                    param=f"{param}.image_url",
+                    f"Missing required parameter: '{where}.image_url'.",
+                    param=f"{where}.image_url",
                     code="missing_required_parameter",
                 )
-            return to_image(part["image_url"], f"{param}.image_url")
-        case "input_file":
-            fields = {key: part.get(key) for key in InputFile.model_fields}
-            return to_file(InputFile.model_validate(fields), param)
-        case _:
-            return domain.TextPart(part.get("text") or part.get("refusal") or "")
+            case "input_file":
+                fields = {key: part.get(key) for key in InputFile.model_fields}
+                parts.append(to_file(InputFile.model_validate(fields), where))
+            case _:
+                parts.append(domain.TextPart(part.get("text") or part.get("refusal") or ""))
+    return join_parts(parts)

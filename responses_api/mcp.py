@@ -70,7 +70,14 @@ class McpToolType(SiteToolType):
                 f"Invalid '{offered.param}.server_label': another tool has it too.",
                 param=f"{offered.param}.server_label",
             )
-        listed = [item for item in offered.items if _is_list_of(item, tool.server_label)]
+        listed = [  # Clients may have written these items.
+            item
+            for item in offered.items
+            if item.get("type") == "mcp_list_tools"
+            and item.get("server_label") == tool.server_label
+            and not item.get("error")
+            and isinstance(item.get("tools"), list)
+        ]
         if listed:
             _offer(listed[-1]["tools"], options, offered)
         else:
@@ -234,16 +241,6 @@ def _ask(tool: McpTool, param: str) -> dict[str, Any]:
         return {"default": False, "except": always}
     never = (given.never and given.never.tool_names) or []
     return {"default": True, "except": [name for name in never if name not in always]}
-
-
-def _is_list_of(item: Mapping[str, Any], label: str) -> bool:
-    """Whether an item is a whole list of the tools of a server. Clients may have written it."""
-    return (
-        item.get("type") == "mcp_list_tools"
-        and item.get("server_label") == label
-        and not item.get("error")
-        and isinstance(item.get("tools"), list)
-    )
 
 
 def _offer(tools: list[Any], options: Mapping[str, Any], offered: OfferedTools) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic_core import from_json
 
 from inference_site.core.domain.request import distinct_name, function_name
-from inference_site.core.domain.site_tools import Citation, Source, ToolResult, find_citations
+from inference_site.core.domain.site_tools import Source, ToolResult, find_citations
 from responses_api.wire.objects import (
     FileCitation,
     Message,
@@ -169,15 +169,13 @@ def with_citations(item: OutputItem, sources: Sequence[Source]) -> OutputItem:
     """Return the item, which has all of its text; a message with its annotations."""
     match item:
         case Message(content=[OutputText(text=text) as part]):
-            annotations = [_annotation(found) for found in find_citations(text, sources)]
+            annotations: list[UrlCitation | FileCitation] = []
+            for found in find_citations(text, sources):
+                start, url, title = found.start, found.source.url, found.source.title
+                annotations.append(
+                    FileCitation(index=start, file_id=url, filename=title)
+                    if found.source.is_file
+                    else UrlCitation(start_index=start, end_index=found.end, url=url, title=title)
+                )
             return changed(item, content=[changed(part, annotations=annotations)])
     return item
-
-
-def _annotation(found: Citation) -> UrlCitation | FileCitation:
-    source = found.source
-    if source.is_file:
-        return FileCitation(index=found.start, file_id=source.url, filename=source.title)
-    return UrlCitation(
-        start_index=found.start, end_index=found.end, url=source.url, title=source.title
-    )

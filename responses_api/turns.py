@@ -190,12 +190,13 @@ class ResponseTurns(Turns):
 
     def save(self) -> dict[str, Any]:
         """Return the state at the end of a turn as JSON, for ``restore``."""
+        from_call = list[tuple[str, dict[str, Any]]]()
+        for delta in self._from_call:
+            fields = asdict(delta)
+            fields.pop("logprobs", None)
+            from_call.append((type(delta).__name__, fields))
         state = _State(
-            self._is_first,
-            self._has_other_calls,
-            self._discovered,
-            self._routes,
-            [(type(delta).__name__, _fields(delta)) for delta in self._from_call],
+            self._is_first, self._has_other_calls, self._discovered, self._routes, from_call
         )
         return {"turns": super().save(), "turn": _STATE.dump_python(state, mode="json")}
 
@@ -214,10 +215,3 @@ class ResponseTurns(Turns):
     def calling_deltas(self) -> list[Delta]:
         """Return the deltas of the turn, which has ended, from its first call on."""
         return [*self._from_call, Finish("tool_calls")]
-
-
-def _fields(delta: Delta) -> dict[str, Any]:
-    """Return the fields of a delta as JSON; log probabilities are left out."""
-    fields = asdict(delta)
-    fields.pop("logprobs", None)
-    return fields

@@ -106,26 +106,20 @@ class Indexing:
     def _next(self) -> VectorStoreFile | None:
         """Wait for a file and claim it; return None once this is stopped."""
         while not self._stopped.is_set():
-            entry = self._claimed()
+            entry = None
+            with release_connection_after():
+                if VectorStoreFile.objects.has_waiting():
+                    live = [worker.id for worker in live_workers()]
+                    entry = VectorStoreFile.objects.claim(
+                        self._worker, set(self._held), live, self._served, _HOLD_S
+                    )
             self._outage.succeeded()
             if entry is not None:
+                self._held.add(entry.pk)
+                self._served[entry.project_id] += 1
                 return entry
             self._stopped.wait(_LOOK_S)
         return None
-
-    def _claimed(self) -> VectorStoreFile | None:
-        """Claim the next file; None if there is none."""
-        with release_connection_after():
-            if not VectorStoreFile.objects.has_waiting():
-                return None
-            live = [worker.id for worker in live_workers()]
-            entry = VectorStoreFile.objects.claim(
-                self._worker, set(self._held), live, self._served, _HOLD_S
-            )
-        if entry is not None:
-            self._held.add(entry.pk)
-            self._served[entry.project_id] += 1
-        return entry
 
 
 class _Document:

@@ -161,7 +161,14 @@ def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequ
             if part.url[:5].lower() == "data:":
                 content = _decode_data_url(part.url, allowance)
             else:
-                content = _fetch(part.url, _images(), allowance)
+                policy = FetchPolicy(
+                    "image",
+                    b"image/*",
+                    allow_private=settings.MEDIA_ALLOW_PRIVATE,
+                    allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
+                    schemes=("http://", "https://", "data:"),
+                )
+                content = _fetch(part.url, policy, allowance)
             return replace(part, url=_image_url(content, allowance))
         except (MediaError, UnreadableDocument) as exc:
             raise InvalidRequest(str(exc), part.param) from exc
@@ -221,7 +228,13 @@ def _read_file(part: FilePart, project_id: int, allowance: Allowance) -> Part:
     """
     name = part.filename
     if part.url is not None:
-        content = _fetch(part.url, _files(), allowance)
+        policy = FetchPolicy(
+            "file",
+            b"*/*",
+            allow_private=settings.MEDIA_ALLOW_PRIVATE,
+            allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
+        )
+        content = _fetch(part.url, policy, allowance)
         name = name or unquote(urlsplit(part.url).path.rpartition("/")[2])
     elif part.file_id is None:
         content = _decode_data_url(f"data:;base64,{part.content}", allowance)
@@ -286,25 +299,6 @@ def _image_url(content: bytes, allowance: Allowance) -> str:
             raise MediaError("The image is damaged.") from exc
         content = file.getvalue()
     return f"data:image/{format_.lower()};base64,{base64.b64encode(content).decode()}"
-
-
-def _images() -> FetchPolicy:
-    return FetchPolicy(
-        "image",
-        b"image/*",
-        allow_private=settings.MEDIA_ALLOW_PRIVATE,
-        allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
-        schemes=("http://", "https://", "data:"),
-    )
-
-
-def _files() -> FetchPolicy:
-    return FetchPolicy(
-        "file",
-        b"*/*",
-        allow_private=settings.MEDIA_ALLOW_PRIVATE,
-        allowed_hosts=settings.MEDIA_ALLOWED_HOSTS,
-    )
 
 
 def _fetch(url: str, policy: FetchPolicy, allowance: Allowance) -> bytes:

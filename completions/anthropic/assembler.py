@@ -137,7 +137,14 @@ class MessageAssembler(Assembler):
             case ReasoningDelta(text):
                 return self._shown(self._piece("thinking", text, "thinking_delta"))
             case ToolCallDelta():
-                return self._shown(self._call_piece(delta, self.new_call(delta)))
+                begun = self.new_call(delta)
+                frames = [] if begun is None else self._open(begun)
+                block = next(one for one in reversed(self._blocks) if one.call == delta.call)
+                block.pieces.append(delta.arguments)
+                if delta.arguments and block is self._blocks[-1]:  # Else it was closed with ``{}``.
+                    piece = {"type": "input_json_delta", "partial_json": delta.arguments}
+                    frames.append(self._delta(piece))
+                return self._shown(frames)
             case Finish():
                 self._end = delta
             case Usage():
@@ -186,16 +193,6 @@ class MessageAssembler(Assembler):
         self._blocks[-1].pieces.append(text)
         if kind != "thinking" or not self._assembly.hides_thinking:
             frames.append(self._delta({"type": delta_type, kind: text}))
-        return frames
-
-    def _call_piece(self, delta: ToolCallDelta, begun: Block | None) -> list[bytes]:
-        """Add a piece of the arguments of a call, whose block may begin with it."""
-        frames = [] if begun is None else self._open(begun)
-        block = next(one for one in reversed(self._blocks) if one.call == delta.call)
-        block.pieces.append(delta.arguments)
-        if delta.arguments and block is self._blocks[-1]:  # Else it was closed with ``{}``.
-            piece = {"type": "input_json_delta", "partial_json": delta.arguments}
-            frames.append(self._delta(piece))
         return frames
 
     def _start(self) -> list[bytes]:

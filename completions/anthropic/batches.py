@@ -20,7 +20,6 @@ from rest_framework.response import Response
 
 from completions.anthropic import wire
 from completions.anthropic.views import MessagesApiView
-from inference_site.accounts.keys import Caller
 from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus
 from inference_site.batches.requests import new_line
 from inference_site.batches.views import accept_batch
@@ -118,7 +117,36 @@ class MessageBatchesView(MessagesApiView):
     def post(self, request: Request) -> Response:
         """Create a batch of messages."""
         body = self.parse(MessageBatchRequest, request.data)
-        return Response(_wire(_create(caller_of(request), body), request).model_dump())
+        caller = caller_of(request)
+        if len(body.requests) > settings.BATCH_MAX_LINES:
+            raise InvalidRequestError(
+                f"Invalid 'requests': a batch has at most {settings.BATCH_MAX_LINES} requests.",
+                param="requests",
+            )
+        seen: set[str] = set()
+        for number, each in enumerate(body.requests):
+            if each.custom_id in seen:
+                param = f"requests[{number}].custom_id"
+                message = f"Invalid '{param}': an earlier request has the same."
+                raise InvalidRequestError(message, param=param)
+            seen.add(each.custom_id)
+        named = body.requests[0].params.get("model")
+        spec = catalogue().named(named) if isinstance(named, str) else None
+        batch = Batch(
+            public_id=new_id("msgbatch_"),
+            dialect=ANTHROPIC,
+            endpoint="/v1/messages",
+            model="" if spec is None else spec.id,
+            window_s=_WINDOW_S,
+            status=BatchStatus.IN_PROGRESS,
+            total=len(body.requests),
+        )
+        lines = [
+            new_line(batch, caller.project_id, number, each.custom_id, each.params)
+            for number, each in enumerate(body.requests, 1)
+        ]
+        # It begins at once: an invalid request is an error of the results.
+        return Response(_wire(accept_batch(caller, batch, lines), request).model_dump())
 
     @documented(answer=MessageBatchList, query=MessageBatchesQuery, error=wire.MessagesError)
     def get(self, request: Request) -> Response:
@@ -199,38 +227,6 @@ class MessageBatchResultsView(MessagesApiView):
             content_type=_MEDIA_TYPE,
             headers={"Content-Length": str(file.size_bytes)},
         )
-
-
-def _create(caller: Caller, body: MessageBatchRequest) -> Batch:
-    """Store a batch, which begins at once: an invalid request is an error of the results."""
-    if len(body.requests) > settings.BATCH_MAX_LINES:
-        raise InvalidRequestError(
-            f"Invalid 'requests': a batch has at most {settings.BATCH_MAX_LINES} requests.",
-            param="requests",
-        )
-    seen: set[str] = set()
-    for number, each in enumerate(body.requests):
-        if each.custom_id in seen:
-            param = f"requests[{number}].custom_id"
-            message = f"Invalid '{param}': an earlier request has the same."
-            raise InvalidRequestError(message, param=param)
-        seen.add(each.custom_id)
-    named = body.requests[0].params.get("model")
-    spec = catalogue().named(named) if isinstance(named, str) else None
-    batch = Batch(
-        public_id=new_id("msgbatch_"),
-        dialect=ANTHROPIC,
-        endpoint="/v1/messages",
-        model="" if spec is None else spec.id,
-        window_s=_WINDOW_S,
-        status=BatchStatus.IN_PROGRESS,
-        total=len(body.requests),
-    )
-    lines = [
-        new_line(batch, caller.project_id, number, each.custom_id, each.params)
-        for number, each in enumerate(body.requests, 1)
-    ]
-    return accept_batch(caller, batch, lines)
 
 
 def _find(request: Request, message_batch_id: str) -> Batch:

@@ -131,10 +131,15 @@ def name_client_field(exc: InvalidRequestError, path: str) -> None:
 
 def with_client_paths(asked: GenerationRequest, chat: Body) -> GenerationRequest:
     """Return the request whose parts, tools and format name the client's fields in errors."""
-    messages = tuple(
-        _with_client_paths(message, chat) if message.parts else message
-        for message in asked.messages
-    )
+    messages = list[Message]()
+    for message in asked.messages:
+        parts = tuple(
+            part
+            if isinstance(part, TextPart)
+            else replace(part, param=client_path(chat, part.param))
+            for part in message.parts
+        )
+        messages.append(replace(message, parts=parts) if parts else message)
     tools = tuple(
         replace(tool, param=client_path(chat, tool.param)) if tool.param else tool
         for tool in asked.tools
@@ -142,15 +147,7 @@ def with_client_paths(asked: GenerationRequest, chat: Body) -> GenerationRequest
     constraint = asked.constraint
     if constraint is not None:
         constraint = replace(constraint, param=_SCHEMA)
-    return replace(asked, messages=messages, tools=tools, constraint=constraint)
-
-
-def _with_client_paths(message: Message, chat: Body) -> Message:
-    parts = (
-        part if isinstance(part, TextPart) else replace(part, param=client_path(chat, part.param))
-        for part in message.parts
-    )
-    return replace(message, parts=tuple(parts))
+    return replace(asked, messages=tuple(messages), tools=tools, constraint=constraint)
 
 
 def signature_of(thinking: str, project_id: int) -> str:
@@ -200,7 +197,16 @@ def to_chat(
         schema = {"name": "answer", "schema": format_.schema_, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, wire.MessagesRequest):
-        chat |= _sampling(body)
+        sampling: Body = {
+            "max_tokens": body.max_tokens,
+            "stop": body.stop_sequences or None,
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k or None,
+            "user": (body.metadata.user_id or "")[:512] if body.metadata else None,
+        }
+        chat |= {name: value for name, value in sampling.items() if value is not None}
     return chat
 
 
@@ -232,21 +238,11 @@ def _client_tools(body: wire.Prompt) -> Iterator[wire.RequestTool]:
     return (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
 
 
-def _sampling(body: wire.MessagesRequest) -> Body:
-    fields: Body = {
-        "max_tokens": body.max_tokens,
-        "stop": body.stop_sequences or None,
-        "stream": body.stream,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k or None,
-        "user": (body.metadata.user_id or "")[:512] if body.metadata else None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Placed]:
-    """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API."""
+    """Yield the turns. Turns of one role that follow each other are one, as in Anthropic's API.
+
+    Texts of two messages of the user have an empty line between them.
+    """
     turn: Placed | None = None
     for position, message in enumerate(given):
         where = f"messages.{position}.content"
@@ -255,28 +251,20 @@ def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterato
         else:
             made = list(_user(message, where))
         for entry in made:
-            if turn is not None and turn["role"] == entry["role"] != "tool":
-                _join(turn, entry, where)
+            if turn is None or turn["role"] != entry["role"] or entry["role"] == "tool":
+                if turn is not None:
+                    yield turn
+                turn = entry
                 continue
-            if turn is not None:
-                yield turn
-            turn = entry
+            ends = [*turn["content"][-1:], *entry["content"][:1]]
+            if turn["role"] == "user" and [part["type"] for part in ends] == ["text", "text"]:
+                turn["content"].append(_text("\n\n", where))
+            turn["content"] += entry["content"]
+            for name in ("tool_calls", "reasoning_content"):
+                if entry.get(name):
+                    turn[name] = (turn[name] + entry[name]) if turn.get(name) else entry[name]
     if turn is not None:
         yield turn
-
-
-def _join(turn: Body, entry: Body, where: str) -> None:
-    """Add the content, calls and reasoning of a message to the turn before it, of the same role.
-
-    Texts of two messages of the user have an empty line between them.
-    """
-    ends = [*turn["content"][-1:], *entry["content"][:1]]
-    if turn["role"] == "user" and [part["type"] for part in ends] == ["text", "text"]:
-        turn["content"].append(_text("\n\n", where))
-    turn["content"] += entry["content"]
-    for name in ("tool_calls", "reasoning_content"):
-        if entry.get(name):
-            turn[name] = (turn[name] + entry[name]) if turn.get(name) else entry[name]
 
 
 def _require_results(messages: Iterable[Placed]) -> None:
@@ -446,26 +434,21 @@ def _user(message: wire.RequestMessage, where: str) -> Iterator[Placed]:
     parts: list[Body] = []
     for number, block in enumerate(message.content):
         place = f"{where}.{number}"
-        if isinstance(block, wire.ToolResultBlock):
-            text, media = _result(block, f"{place}.content")
-            yield Placed(place, role="tool", tool_call_id=block.tool_use_id, content=text)
-            parts += media
-        else:
+        if not isinstance(block, wire.ToolResultBlock):
             parts += _parts(block, place)
+            continue
+        given = block.content or ""
+        result = [_text(given, f"{place}.content")] if isinstance(given, str) else []
+        if not isinstance(given, str):
+            for n, one in enumerate(given):
+                result += _parts(one, f"{place}.content.{n}")
+        text = "\n".join(part["text"] for part in result if part["type"] == "text")
+        text = f"Error: {text}" if block.is_error else text
+        yield Placed(place, role="tool", tool_call_id=block.tool_use_id, content=text)
+        # The images of a result stand in the message after it.
+        parts += [part for part in result if part["type"] != "text"]
     if parts:
         yield Placed(where, role="user", content=parts)
-
-
-def _result(block: wire.ToolResultBlock, where: str) -> tuple[str, list[Body]]:
-    """Return the text of a result, and its images, which stand in the message after it."""
-    given = block.content or ""
-    parts = [_text(given, where)] if isinstance(given, str) else []
-    if not isinstance(given, str):
-        for number, one in enumerate(given):
-            parts += _parts(one, f"{where}.{number}")
-    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-    text = f"Error: {text}" if block.is_error else text
-    return text, [part for part in parts if part["type"] != "text"]
 
 
 def _parts(block: Any, where: str) -> list[Body]:

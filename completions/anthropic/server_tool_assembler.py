@@ -95,22 +95,19 @@ class ServerToolAssembler(MessageAssembler):
             case TextDelta(text) if self._turns.sources:
                 return self._shown(self._cited_text(text))
             case ToolCallDelta():
-                return self._feed_call(delta)
+                begins = delta.id is not None and delta.name is not None
+                if begins and delta.name in self._routes and not self._turns.may_call:
+                    self._ignored.add(delta.call)
+                if delta.call in self._ignored:
+                    return ()
+                frames = super().feed(delta)
+                if call := self._calls.get(delta.call):
+                    call.arguments += delta.arguments
+                return frames
             case Finish():
                 super().feed(delta)
                 return self._shown(self._close() if self.calls() else [])
         return super().feed(delta)
-
-    def _feed_call(self, delta: ToolCallDelta) -> Sequence[bytes]:
-        begins = delta.id is not None and delta.name is not None
-        if begins and delta.name in self._routes and not self._turns.may_call:
-            self._ignored.add(delta.call)
-        if delta.call in self._ignored:
-            return ()
-        frames = super().feed(delta)
-        if call := self._calls.get(delta.call):
-            call.arguments += delta.arguments
-        return frames
 
     def new_call(self, delta: ToolCallDelta) -> Block | None:
         """Return the block of the call that the delta begins, of the site or of the client."""
@@ -159,22 +156,20 @@ class ServerToolAssembler(MessageAssembler):
         found = find_citations(text, self._turns.sources)
         return {one.source.url: one.source.title for one in found if one.source.url}
 
-    def _citations(self, text: str) -> list[dict[str, Any]]:
-        """Return the citations of a text, each source once."""
-        return [
-            {
-                "type": "web_search_result_location",
-                "url": url,
-                "title": title,
-                "cited_text": self._cited.get(url, ""),
-                "encrypted_index": seal(url, self._assembly.project_id),
-            }
-            for url, title in self._cited_pages(text).items()
-        ]
-
     def _last_deltas(self, block: Block) -> Iterator[dict[str, Any]]:
         """Add what a block has at its end; yield its deltas."""
-        if block.kind == "text" and (citations := self._citations(block.text)):
+        cited = self._cited_pages(block.text) if block.kind == "text" else {}
+        if cited:
+            citations = [
+                {
+                    "type": "web_search_result_location",
+                    "url": url,
+                    "title": title,
+                    "cited_text": self._cited.get(url, ""),
+                    "encrypted_index": seal(url, self._assembly.project_id),
+                }
+                for url, title in cited.items()
+            ]
             block.fields["citations"] = citations
             yield from ({"type": "citations_delta", "citation": one} for one in citations)
         yield from super()._last_deltas(block)
@@ -201,7 +196,20 @@ class ServerToolAssembler(MessageAssembler):
         if self._listings:
             place = next(iter(self._listings))
             del self._listings[place]
-            return self._shown(self._take_listing(place, result))
+            label = self._assembly.site_tools[place]["server_label"]
+            if result.is_error:
+                self._unlisted = (
+                    f"the tools of the MCP server '{label}' are not known: {result.output}"
+                )
+                return ()
+            tools = result.fields["tools"]
+            self._listed.append((place, tools))
+            if not self._assembly.shows_listings:
+                return ()
+            names = ("name", "description", "input_schema")
+            shown = [{name: tool.get(name) for name in names} for tool in tools]
+            listing = {"mcp_server_name": label, "tools": shown}
+            return self._shown(self._whole("mcp_tool_listing", **listing))
         call = self._turns.add_result(result)
         fields: dict[str, Any] = {"tool_use_id": call.id}
         if self._routes[call.name].server is not None:
@@ -232,19 +240,6 @@ class ServerToolAssembler(MessageAssembler):
             }
             for one in results
         ]
-
-    def _take_listing(self, place: int, result: ToolResult) -> list[bytes]:
-        label = self._assembly.site_tools[place]["server_label"]
-        if result.is_error:
-            self._unlisted = f"the tools of the MCP server '{label}' are not known: {result.output}"
-            return []
-        tools = result.fields["tools"]
-        self._listed.append((place, tools))
-        if not self._assembly.shows_listings:
-            return []
-        names = ("name", "description", "input_schema")
-        shown = [{name: tool.get(name) for name in names} for tool in tools]
-        return self._whole("mcp_tool_listing", mcp_server_name=label, tools=shown)
 
     def _whole(self, kind: str, **fields: Any) -> list[bytes]:
         """Add a block that has no deltas."""

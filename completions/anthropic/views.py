@@ -13,7 +13,6 @@ from rest_framework.request import Request
 from completions.anthropic import wire
 from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssembly
 from completions.anthropic.mapping import (
-    Body,
     History,
     client_field,
     client_path,
@@ -183,13 +182,19 @@ class _Given:
         has_template = "chat_template" in model.capabilities
         functions = tools.functions.values()
         converted = to_chat(body, history, functions, has_template=has_template)
-        if "tools" not in converted and not tools.unlisted:
-            _require_no_call(body.tool_choice)
+        must_call = body.tool_choice is not None and body.tool_choice.type in ("any", "tool")
+        if must_call and "tools" not in converted and not tools.unlisted:
+            raise InvalidRequestError(
+                "Invalid 'tool_choice': there is no tool that could be called.", param="tool_choice"
+            )
         try:
             chat = parse(DialectChat, converted)
             asked = to_generation_request(chat, model)
         except InvalidRequestError as exc:
-            name_client_field(exc, _client_path(converted, exc.param or "", body))
+            path = client_path(converted, exc.param or "")
+            if path == "tools" and not body.tools:  # All tools are those of MCP servers.
+                path = "mcp_servers"
+            name_client_field(exc, path)
             raise
         asked = with_client_paths(asked, converted)
         if tools.unlisted:
@@ -199,20 +204,6 @@ class _Given:
         # Names with brackets are those of the client's tools.
         names += (n if "[" in n else client_field(n) for n in ignored_fields(model, chat, asked))
         return cls(model, asked, tools, history.results, names, chat.user or "")
-
-
-def _require_no_call(choice: wire.ToolChoice | None) -> None:
-    """Raise InvalidRequestError for a choice that demands a call; there is no tool to call."""
-    if choice is not None and choice.type in ("any", "tool"):
-        raise InvalidRequestError(
-            "Invalid 'tool_choice': there is no tool that could be called.", param="tool_choice"
-        )
-
-
-def _client_path(converted: Body, param: str, body: wire.Prompt) -> str:
-    """Return the path in the client's request; all tools may be those of MCP servers."""
-    path = client_path(converted, param)
-    return "mcp_servers" if path == "tools" and not body.tools else path
 
 
 def _with_listing(

@@ -7,6 +7,7 @@ continues when its client disconnects, and two requests for the same model share
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import re
@@ -14,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import django.db
@@ -188,7 +188,9 @@ def _summary(spec: ModelSpec) -> dict[str, Any]:
     stat = spec.file.stat() if spec.file and spec.file.exists() else None
     family = architecture_of(spec) or ""
     modified = datetime.fromtimestamp(stat.st_mtime if stat else 0, UTC)
-    header = _beginning(spec.file) if spec.file else {}
+    header: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # It is on another host, or a GGML file.
+        header = metadata_before_vocabulary(spec.file) if spec.file else {}
     size, kind = header.get("general.size_label"), header.get("general.file_type")
     quantization = quantisation_of(kind) or "unknown" if isinstance(kind, int) else ""
     return {
@@ -207,13 +209,6 @@ def _summary(spec: ModelSpec) -> dict[str, Any]:
             "quantization_level": quantization,
         },
     }
-
-
-def _beginning(path: Path) -> dict[str, Any]:
-    try:
-        return metadata_before_vocabulary(path)
-    except (OSError, ValueError):  # The file is on another host, or it is a GGML file.
-        return {}
 
 
 class PullView(OllamaView):
@@ -318,25 +313,23 @@ class _FollowedPull:
                 pull = Pull.objects.get(pk=self._pk)
         except django.db.Error:  # The pull continues while PostgreSQL is down.
             return self._line
-        line = self._line_or_end(pull)
-        if isinstance(line, bytes):
-            self._line = line
-        return line
-
-    def _line_or_end(self, pull: Pull) -> bytes | Ending:
+        line: bytes | Ending
         match PullState(pull.state):
             case PullState.QUEUED:
                 is_late = time.monotonic() - self._began_at > _CLAIMED_WITHIN_S
                 waits = wire.OllamaProgress(status="waiting for a worker")
-                return _line(waits if is_late else _MANIFEST)
+                line = _line(waits if is_late else _MANIFEST)
             case PullState.RUNNING:
-                return self._progress(pull)
+                line = self._progress(pull)
             case PullState.COMPLETED:
-                return self._served(pull)
+                line = self._served(pull)
             case PullState.CANCELLED:
-                return failure(ConflictError("An operator has stopped the pull."))
+                line = failure(ConflictError("An operator has stopped the pull."))
             case PullState.FAILED:
-                return failure(InternalError(pull.error))
+                line = failure(InternalError(pull.error))
+        if isinstance(line, bytes):
+            self._line = line
+        return line
 
     def _progress(self, pull: Pull) -> bytes:
         if not pull.size_bytes:

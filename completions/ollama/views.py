@@ -83,16 +83,6 @@ def to_embedding(body: wire.EmbedRequest) -> Body:
     return {"model": body.model, "input": "" if value is None else value, **dimensions}
 
 
-def _refuse_for_completion(body: wire.GenerateRequest) -> None:
-    """Raise InvalidRequestError for what only a prompt with a template can have, as Ollama does."""
-    for name in ("images", "system"):
-        if getattr(body, name) and (body.raw or name == "images"):
-            switch = "raw" if body.raw else "suffix"
-            raise InvalidRequestError(
-                f"Invalid '{name}': a prompt with '{switch}' has no {name}.", param=name
-            )
-
-
 def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
     fields: Body = {"model": body.model}
     for name, value in (body.options or wire.Options()).model_dump(exclude_none=True).items():
@@ -265,7 +255,12 @@ class GenerateView(OllamaView):
         if not body.prompt and not body.images:
             return _empty_answer(request, body, {"response": ""})
         if body.raw or body.suffix:
-            _refuse_for_completion(body)
+            for name in ("images", "system"):  # Ollama, too, takes them only with a template.
+                if getattr(body, name) and (body.raw or name == "images"):
+                    switch = "raw" if body.raw else "suffix"
+                    raise InvalidRequestError(
+                        f"Invalid '{name}': a prompt with '{switch}' has no {name}.", param=name
+                    )
             with _named_as_sent():
                 text = parse(CompletionRequest, to_completion(body))
                 model = served_model(caller_of(request), text.model, text)

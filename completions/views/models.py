@@ -37,7 +37,7 @@ from inference_site.accounts.models import Scope
 from inference_site.catalogue.catalogue import DEFAULT_ALIAS, catalogue
 from inference_site.catalogue.fleet import fleet, orders
 from inference_site.catalogue.fleet.fleet import ModelStatus
-from inference_site.catalogue.fleet.leases import LiveWorker, ModelState, live_view, live_workers
+from inference_site.catalogue.fleet.leases import ModelState, live_view, live_workers
 from inference_site.catalogue.model_store import adapters
 from inference_site.catalogue.model_store.adapters import adapter_file, added_view
 from inference_site.catalogue.models_file import Route
@@ -199,7 +199,31 @@ def wire_models(specs: Sequence[ModelSpec]) -> list[Model]:
     live = live_view.workers()
     statuses = {spec.id: fleet.status_among(live, spec.id) for spec in specs}
     waiting = waiting_by_model([id_ for id_, s in statuses.items() if s == ModelStatus.LOADING])
-    return [_wire_model(spec, statuses[spec.id], live, waiting.get(spec.id, 0)) for spec in specs]
+    models = []
+    for spec in specs:
+        loading, status = None, statuses[spec.id]
+        if status == ModelStatus.LOADING:
+            load = load_progress(spec.id, live)
+            loading = ModelLoading(
+                expected_s=load.expected_s,
+                progress=load.progress,
+                waiting=waiting.get(spec.id, 0),
+            )
+        model = Model(
+            id=spec.id,
+            created=int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0,
+            owned_by="inference-site",
+            status=status.value,
+            context_length=fleet.context_of(spec),
+            workers=sum(worker.serves(spec.id) for worker in live),
+            capabilities=sorted(fleet.capabilities_of(spec)),
+            tools=fleet.tools_of(spec.id),
+            lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
+            loading=loading,
+            reason=fleet.why_no_host(spec, live) or None,
+        )
+        models.append(model)
+    return models
 
 
 def wire_route(route: Route, caller: Caller) -> Model:
@@ -222,29 +246,6 @@ def wire_route(route: Route, caller: Caller) -> Model:
             targets=[ModelTarget(model=id_, share=w / total) for id_, w in shares.items()],
             fallback=[one.spec.id for one in route.fallback if one.spec.id in by_id],
         ),
-    )
-
-
-def _wire_model(
-    spec: ModelSpec, status: ModelStatus, live: Sequence[LiveWorker], waiting: int
-) -> Model:
-    created = int(spec.file.stat().st_mtime) if spec.file and spec.file.exists() else 0
-    loading = None
-    if status == ModelStatus.LOADING:
-        load = load_progress(spec.id, live)
-        loading = ModelLoading(expected_s=load.expected_s, progress=load.progress, waiting=waiting)
-    return Model(
-        id=spec.id,
-        created=created,
-        owned_by="inference-site",
-        status=status.value,
-        context_length=fleet.context_of(spec),
-        workers=sum(worker.serves(spec.id) for worker in live),
-        capabilities=sorted(fleet.capabilities_of(spec)),
-        tools=fleet.tools_of(spec.id),
-        lora_adapters=sorted(added_view.now().to(spec).lora_adapters),
-        loading=loading,
-        reason=fleet.why_no_host(spec, live) or None,
     )
 
 

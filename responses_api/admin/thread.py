@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,20 +181,20 @@ def _pieces(content: Any) -> list[Piece]:
     """Return the pieces of a text, or of the parts of a message or an output."""
     if isinstance(content, str):
         return [text_piece(content)]
-    return [_piece(part) for part in content]
-
-
-def _piece(part: Mapping[str, Any]) -> Piece:
-    match part["type"]:
-        case "refusal":
-            return text_piece(part["refusal"])
-        case "input_image":
-            return image_piece(part.get("image_url") or f"file {part.get('file_id')}")
-        case "input_file":
-            name = part.get("filename") or part.get("file_id") or part.get("file_url") or "no name"
-            return Piece("note", f"File: {name}")
-        case _:
-            return text_piece(part.get("text", ""))
+    pieces: list[Piece] = []
+    for part in content:
+        match part["type"]:
+            case "refusal":
+                pieces.append(text_piece(part["refusal"]))
+            case "input_image":
+                image = part.get("image_url") or f"file {part.get('file_id')}"
+                pieces.append(image_piece(image))
+            case "input_file":
+                names = (part.get(key) for key in ("filename", "file_id", "file_url"))
+                pieces.append(Piece("note", f"File: {next(filter(None, names), 'no name')}"))
+            case _:
+                pieces.append(text_piece(part.get("text", "")))
+    return pieces
 
 
 @dataclass(slots=True)

@@ -285,33 +285,28 @@ class ResponsesConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]  # Channe
         try:
             is_large = len(given) > _THREAD_BYTES
             message = await asyncio.to_thread(_decode, given) if is_large else _decode(given)
-            is_waiting = self._handle(message, len(given))
+            match message.get("type"):
+                case "response.create":
+                    self._lanes.add(message, len(given))
+                    is_waiting = True
+                case "response.cancel":
+                    if unknown := [name for name in message if name not in _OF_CANCEL]:
+                        raise unknown_parameter(shown_name(unknown[0]))
+                    self._lanes.cancel(message)
+                case other:
+                    stream_id_of(message)  # The error names the lane, so it must be one.
+                    raise InvalidRequestError(
+                        f"Invalid value: {str(other)[:100]!r}. Supported values are: "
+                        "'response.create' and 'response.cancel'.",
+                        param="type",
+                        code="invalid_value",
+                    )
         except ApiError as exc:
             of_lane = None if exc.code == "invalid_stream_id" else message.get("stream_id")
             await self.send(text_data=_error_message(exc, of_lane))
         finally:
             if not is_waiting:
                 self._message_room.give_back(len(given))
-
-    def _handle(self, message: dict[str, Any], size: int) -> bool:
-        """Handle a message; return whether it waits in a lane."""
-        match message.get("type"):
-            case "response.create":
-                self._lanes.add(message, size)
-                return True
-            case "response.cancel":
-                if unknown := [name for name in message if name not in _OF_CANCEL]:
-                    raise unknown_parameter(shown_name(unknown[0]))
-                self._lanes.cancel(message)
-                return False
-            case other:
-                stream_id_of(message)  # The error names the lane, so it must be one.
-                raise InvalidRequestError(
-                    f"Invalid value: {str(other)[:100]!r}. Supported values are: "
-                    "'response.create' and 'response.cancel'.",
-                    param="type",
-                    code="invalid_value",
-                )
 
     async def _answer(self, lane: Lane, message: dict[str, Any], size: int) -> None:
         """Run a request to its end; an error that none of its events has is sent as an event."""
@@ -428,23 +423,17 @@ class _SocketSink(Sink):
     async def write(self, batches: Sequence[Batch], ending: Ending | None) -> None:
         opening, self._opening = self._opening, ()
         for frame in [*opening, *frames_of(batches)]:
-            if frame != DONE:
-                await self._keep_history(frame)
-                ignored, self._ignored = self._ignored, []  # The first event has them.
-                await self._send(text_data=_event_message(frame, self._lane.stream_id, ignored))
+            if frame == DONE:
+                continue
+            if not self._creation.response["store"] and frame.startswith(_TERMINAL_FRAMES):
+                final, context = decode(frame)["response"], self._creation.context
+                output = [from_wire(item) for item in final["output"]]
+                items = [*context.before, *context.new, *output]
+                await self._histories.keep(self._lane, final["id"], items)
+            ignored, self._ignored = self._ignored, []  # The first event has them.
+            await self._send(text_data=_event_message(frame, self._lane.stream_id, ignored))
         if ending is not None:
             self.failed_silently = bool(ending.error_code) and not batches[-1].frames
-
-    async def _keep_history(self, frame: bytes) -> None:
-        """Keep the items of a response that is not stored, before its last event is sent."""
-        if self._creation.response["store"] or not frame.startswith(_TERMINAL_FRAMES):
-            return
-        final = decode(frame)["response"]
-        output = [from_wire(item) for item in final["output"]]
-        context = self._creation.context
-        await self._histories.keep(
-            self._lane, final["id"], [*context.before, *context.new, *output]
-        )
 
 
 def _cancel_started(starting: asyncio.Future[Started]) -> None:

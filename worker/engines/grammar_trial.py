@@ -44,7 +44,11 @@ class _Vocabulary:
 def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, str]:
     """Return the error of a grammar, empty if it is valid, and its Lark form if it is GBNF."""
     if kind == PYTHON_PATTERN:
-        return _python_error(source), ""
+        try:
+            re.compile(source)
+        except (re.error, OverflowError, RecursionError) as exc:
+            return str(exc), ""
+        return "", ""
     lark = ""
     try:
         if kind == "gbnf":
@@ -55,15 +59,6 @@ def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, st
     if error := LLMatcher.validate_grammar(grammar, limits=_LIMITS):
         return _one_line(error), ""
     return _walk(LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)), lark
-
-
-def _python_error(pattern: str) -> str:
-    """Return why Python cannot compile a pattern; empty if it can."""
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as exc:
-        return str(exc)
-    return ""
 
 
 def _one_line(error: str) -> str:

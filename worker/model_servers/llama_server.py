@@ -218,25 +218,18 @@ class BarrierSpins:
         is_short = self._waiting_ns - waited_before > passed * _SHORT
         self._free_intervals = 0 if is_short else self._free_intervals + 1
         if is_short and self._team is None:
-            self._start_team()
+            self._libc.sem_init(self._semaphore, 0, 0)
+            self._team = threading.Thread(
+                target=self._libgomp.GOMP_parallel,
+                args=(self._libc.sem_wait, self._semaphore, self._size, 0),
+                daemon=True,
+            )
+            self._team.start()
         elif self._team is not None and self._free_intervals == _FREE_INTERVALS:
-            self._end_team()
-
-    def _start_team(self) -> None:
-        self._libc.sem_init(self._semaphore, 0, 0)
-        self._team = threading.Thread(
-            target=self._libgomp.GOMP_parallel,
-            args=(self._libc.sem_wait, self._semaphore, self._size, 0),
-            daemon=True,
-        )
-        self._team.start()
-
-    def _end_team(self) -> None:
-        assert self._team is not None
-        for _ in range(self._size):
-            self._libc.sem_post(self._semaphore)
-        self._team.join()  # libgomp ends the threads of a team with the thread that has started it.
-        self._team = None
+            for _ in range(self._size):
+                self._libc.sem_post(self._semaphore)
+            self._team.join()  # libgomp ends a team's threads with the thread that started it.
+            self._team = None
 
 
 def loaded_libgomp() -> ctypes.CDLL | None:

@@ -123,7 +123,13 @@ class ModelLoader:
     def watch(self) -> None:
         """Start the threads that claim replicas and load models that generations wait for."""
         self.replicas.watch()
-        threading.Thread(target=self._watch_waiting, name="wanted", daemon=True).start()
+
+        def main() -> None:
+            while not self.worker.stopped.wait(_CHECK_WAITING_S):
+                with release_connection_after():
+                    try_and_log("waiting models", self._load_waited_for)
+
+        threading.Thread(target=main, name="wanted", daemon=True).start()
 
     def stop_idle_watches(self) -> None:
         """Unload no model for being idle any more."""
@@ -511,29 +517,19 @@ class ModelLoader:
             try_and_log("waiting models", query)
         return models
 
-    def _watch_waiting(self) -> None:
+    def _load_waited_for(self) -> None:
         """Load models on demand that generations wait for and no worker has.
 
         A model may be evicted after generations of it were accepted.
         """
-        while not self.worker.stopped.wait(_CHECK_WAITING_S):
-            with release_connection_after():
-                try_and_log("waiting models", self._load_waited_for)
-
-    def _load_waited_for(self) -> None:
         specs = (catalogue().models.get(id_) for id_ in self.loadable())
         on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
-        if wanted := on_demand and self._waited_for() & on_demand:
-            _load_unloaded(wanted)
-
-
-def _load_unloaded(models: Collection[str]) -> None:
-    """Have those of these models loaded that no worker has or loads."""
-    live = live_workers()
-    for id_ in sorted(models):
-        if fleet.status_among(live, id_) == ModelStatus.UNLOADED:
-            with contextlib.suppress(fleet.FleetError):
-                fleet.load(None, id_)
+        wanted = on_demand and self._waited_for() & on_demand
+        live = live_workers() if wanted else ()
+        for id_ in sorted(wanted):
+            if fleet.status_among(live, id_) == ModelStatus.UNLOADED:
+                with contextlib.suppress(fleet.FleetError):
+                    fleet.load(None, id_)
 
 
 def read_ahead(path: Path) -> Iterator[float]:

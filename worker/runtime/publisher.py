@@ -187,25 +187,8 @@ class Stream:
 
     def take(self) -> Batch | None:
         """Return the next batch, the same one until ``acknowledge``; None if there is none."""
-        if self._unacknowledged is None:
-            self._unacknowledged = self._next_batch()
-        return self._unacknowledged
-
-    def acknowledge(self) -> None:
-        """Record that the batch that ``take`` returned is in the log."""
         if self._unacknowledged is not None:
-            self._keep(self._unacknowledged.frames)
-            if self._has_more:
-                self._shard.wake()
-        self._unacknowledged = None
-        self.waiting_since = time.monotonic() if self._pending else None
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether it was released and all of its frames are in the log."""
-        return self._is_released and not self.is_pending
-
-    def _next_batch(self) -> Batch | None:
+            return self._unacknowledged
         ending = self._ending  # Read first, because nothing is appended once it is set.
         if ending is not None and not self._is_closing:
             self._is_closing = True
@@ -226,8 +209,22 @@ class Stream:
         del self._pending[:count]
         self._has_more = count < len(frames)
         batch = Batch(self._next, frames[:count], None if self._has_more else ending)
-        self._next = batch.next
+        self._next, self._unacknowledged = batch.next, batch
         return batch
+
+    def acknowledge(self) -> None:
+        """Record that the batch that ``take`` returned is in the log."""
+        if self._unacknowledged is not None:
+            self._keep(self._unacknowledged.frames)
+            if self._has_more:
+                self._shard.wake()
+        self._unacknowledged = None
+        self.waiting_since = time.monotonic() if self._pending else None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it was released and all of its frames are in the log."""
+        return self._is_released and not self.is_pending
 
 
 class Publisher:

@@ -44,25 +44,31 @@ class Pulls:
 
     def start(self) -> None:
         """Begin to look for pulls, as long as the process lives."""
-        threading.Thread(target=self._main, name="pulls", daemon=True).start()
 
-    def _main(self) -> None:
-        outage = OutageLog(logger, "pulls")
-        while True:
-            try:
-                self.run_next()
-            except (django.db.Error, redis.exceptions.RedisError) as exc:
-                outage.failed(exc)
-            except Exception:
-                logger.exception("pulls: failed")
-            else:
-                outage.succeeded()
-            time.sleep(_LOOK_S)
+        def main() -> None:
+            outage = OutageLog(logger, "pulls")
+            while True:
+                try:
+                    self.run_next()
+                except (django.db.Error, redis.exceptions.RedisError) as exc:
+                    outage.failed(exc)
+                except Exception:
+                    logger.exception("pulls: failed")
+                else:
+                    outage.succeeded()
+                time.sleep(_LOOK_S)
+
+        threading.Thread(target=main, name="pulls", daemon=True).start()
 
     def run_next(self) -> bool:
         """Fetch the model that has waited longest; return whether there was one."""
         with release_connection_after():
-            pull = self._claimed()
+            # It may hold one that waits, or whose end could not be stored.
+            pull = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
+            unfinished = Pull.objects.filter(state__in=(PullState.QUEUED, PullState.RUNNING))
+            if pull is None and unfinished.exists():
+                live = [worker.id for worker in live_workers()]
+                pull = Pull.objects.claim(self._worker, self._host, live)
         if pull is None:
             return False
         logger.info("pulling %s", pull.reference)
@@ -83,15 +89,6 @@ class Pulls:
         else:
             self._end(pull, PullState.COMPLETED, error="", model_id=model_id)
         return True
-
-    def _claimed(self) -> Pull | None:
-        held = Pull.objects.filter(state=PullState.RUNNING, worker=self._worker).first()
-        if held is not None:  # It waits, or its end could not be stored.
-            return held
-        if not Pull.objects.filter(state__in=(PullState.QUEUED, PullState.RUNNING)).exists():
-            return None
-        live = [worker.id for worker in live_workers()]
-        return Pull.objects.claim(self._worker, self._host, live)
 
     def _end(self, pull: Pull, state: PullState, **facts: str) -> None:
         logger.info("the pull of %s is %s %s", pull.reference, state, facts.get("error", ""))

@@ -280,8 +280,18 @@ class IdleWatch:
 
     def start(self) -> None:
         """Start the thread, if the model's entry has ``keep_alive``."""
-        if self._model.spec.keep_alive_s is not None:
-            threading.Thread(target=self._main, name="idle", daemon=True).start()
+        keep_alive_s = self._model.spec.keep_alive_s
+        if keep_alive_s is None:
+            return
+
+        def main() -> None:
+            while not self._stopped.wait(_CHECK_IDLE_S):
+                is_idle = self._model.idle_s >= keep_alive_s
+                if is_idle and not self._is_wanted() and self._closes():
+                    self._unload()
+                    return
+
+        threading.Thread(target=main, name="idle", daemon=True).start()
 
     def stop(self) -> None:
         """Stop the thread."""
@@ -292,13 +302,6 @@ class IdleWatch:
         with self._lock:
             self._is_kept = self.is_leaving and not self._stopped.is_set()
             return self._is_kept
-
-    def _main(self) -> None:
-        keep_alive_s = self._model.spec.keep_alive_s or 0.0
-        while not self._stopped.wait(_CHECK_IDLE_S):
-            if self._model.idle_s >= keep_alive_s and not self._is_wanted() and self._closes():
-                self._unload()
-                return
 
     def _closes(self) -> bool:
         """Accept no new work; return True if none has come meanwhile, else resume."""

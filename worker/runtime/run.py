@@ -357,7 +357,10 @@ class Run:
     def _begin(self, engine: Engine, ended: OnEnd) -> bool:
         """Start the engine; return whether it continues. Raise the error of the generation."""
         claimed_at_s = time.time()
-        saved = self._saved_turns()
+        saved = None
+        if self.claim.attempt > 1:
+            with release_connection_after():
+                saved = SavedTurns.objects.filter(generation_id=self.claim.public_id).first()
         if saved is not None:  # It counts also if this attempt cannot begin.
             self._usage = saved.usage_so_far
         loaded, document = self._load()
@@ -475,13 +478,6 @@ class Run:
             assembler.feed(self._usage)
         if opening:
             self.stream.append(opening)
-
-    def _saved_turns(self) -> SavedTurns | None:
-        """Return the turns of an earlier attempt, if it has saved some."""
-        if self.claim.attempt == 1:
-            return None
-        with release_connection_after():
-            return SavedTurns.objects.filter(generation_id=self.claim.public_id).first()
 
     def _ended(self, assembler: Assembler) -> tuple[Status, Ending]:
         """Return the ending once the engine has ended. Raise if the generation has failed."""

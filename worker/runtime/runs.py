@@ -203,8 +203,18 @@ class Runs:
         stream = self._publisher.open(claim.public_id, claim.attempt)
         run = Run(claim, stream, self._end_later)
         self._running[run] = model, permit
-        if claim.is_isolated:
-            self._isolate(model, permit, run)
+        if not claim.is_isolated:
+            return run
+        # A suspect run starts with no other beside it; other runs join it after its trial.
+        permit.isolate()
+        self._changed()
+
+        def watch() -> None:
+            if permit.share_after_trial(lambda: run.output_s):
+                self._changed()
+                send_wake_up(model.spec.id)  # A wake-up may have come during the trial.
+
+        threading.Thread(target=watch, name="trial", daemon=True).start()
         return run
 
     def _start(self, model: ServedModel, run: Run, start: Start) -> bool:
@@ -223,18 +233,6 @@ class Runs:
                 self._leave(run)
                 model.record_run_time(time.monotonic() - started_at)
         return continues
-
-    def _isolate(self, model: ServedModel, permit: Permit, run: Run) -> None:
-        """Start a suspect run with no other beside it; other runs join it after its trial."""
-        permit.isolate()
-        self._changed()
-
-        def watch() -> None:
-            if permit.share_after_trial(lambda: run.output_s):
-                self._changed()
-                send_wake_up(model.spec.id)  # A wake-up may have come during the trial.
-
-        threading.Thread(target=watch, name="trial", daemon=True).start()
 
     def _leave(self, run: Run) -> None:
         """Remove a run that has ended, or calls tools now; if it was isolated, others may start."""

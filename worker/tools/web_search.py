@@ -262,12 +262,9 @@ def _line(text: str, chars: int = _TITLE_CHARS) -> str:
 
 def _start(text: str, chars: int) -> str:
     """Return the beginning of a text without blank lines; ``…`` marks that more was there."""
-    short = _SPACES.sub(_without_blank_lines, _clean(text[: 4 * chars]))
+    begun = _clean(text[: 4 * chars])
+    short = _SPACES.sub(lambda one: "\n" if one[0].count("\n") > 1 else one[0], begun)
     return short if len(short) <= chars else f"{short[:chars].rstrip()} …"
-
-
-def _without_blank_lines(spaces: re.Match[str]) -> str:
-    return "\n" if spaces[0].count("\n") > 1 else spaces[0]
 
 
 _ANSWER_BYTES = 2 * 2**20

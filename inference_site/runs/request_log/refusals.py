@@ -239,16 +239,12 @@ def kept_message(message: str) -> str:
     if opening is not None:
         closings = [found.end() for found in _CLOSING.finditer(text, opening.end())]
         text = text[: opening.start()] + TAKEN_OUT + (text[closings[-1] :] if closings else "")
-    words = (_kept_word(word) for word in text.split())
+    words = (  # The punctuation after a word that is taken out stays.
+        word if _PLAIN.fullmatch(word) else TAKEN_OUT + word[len(word.rstrip(".,:;")) :][:1]
+        for word in text.split()
+    )
     line = re.sub(rf"{TAKEN_OUT}(?: {TAKEN_OUT})+", TAKEN_OUT, " ".join(words))
     return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 1]}{TAKEN_OUT}"
-
-
-def _kept_word(word: str) -> str:
-    """Return a plain word or number; for others ``TAKEN_OUT``, and the punctuation after them."""
-    if _PLAIN.fullmatch(word):
-        return word
-    return TAKEN_OUT + word[len(word.rstrip(".,:;")) :][:1]
 
 
 refusals = RefusalBuffer()

@@ -375,9 +375,19 @@ class ChatSink:
             case TextDelta() | Finish() if self.is_over_budget:
                 pass
             case TextDelta(text, index, logprobs):
+                parser = self._parsers[index]
                 for part, entries in _by_token(text, logprobs):
-                    if not self.is_over_budget:
-                        self._feed_text(part, index, entries)
+                    if self.is_over_budget:
+                        break
+                    if parser.in_reasoning:
+                        self._usage.reasoning += len(entries) or 1
+                    for piece in parser.feed(part, () if self._hides_logprobs else entries):
+                        self._sink.feed(piece)
+                    if self._budget is not None:
+                        self._pieces.append(part)
+                        # The held text may be the end tag.
+                        is_thinking = parser.in_reasoning and not parser.is_holding
+                        self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
             case Finish(index=index):
                 parser = self._parsers[index]
                 for piece in parser.finish():
@@ -391,18 +401,6 @@ class ChatSink:
                 self._sink.feed(self._usage.take(delta))
             case _:
                 self._sink.feed(delta)
-
-    def _feed_text(self, text: str, index: int, logprobs: tuple[TokenLogprob, ...]) -> None:
-        parser = self._parsers[index]
-        if parser.in_reasoning:
-            self._usage.reasoning += len(logprobs) or 1
-        for piece in parser.feed(text, () if self._hides_logprobs else logprobs):
-            self._sink.feed(piece)
-        if self._budget is not None:
-            self._pieces.append(text)
-            # The held text may be the end tag.
-            is_thinking = parser.in_reasoning and not parser.is_holding
-            self.is_over_budget = is_thinking and self._usage.reasoning >= self._budget
 
 
 def _by_token(

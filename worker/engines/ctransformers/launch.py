@@ -34,7 +34,7 @@ from worker.engines.openai_upstream.payload import Payloads
 from worker.engines.openai_upstream.server import Endpoint, own_server
 from worker.engines.own_server import HOST, Launch, OwnServer
 from worker.model_servers.llama_server import LOAD_FAILED
-from worker.model_servers.process import Order, ServerProcess, server_settings
+from worker.model_servers.process import Order, server_settings
 
 _ROOT = Path(__file__).resolve().parent.parent.parent.parent
 _NAMES = (
@@ -67,7 +67,11 @@ def load(spec: ModelSpec) -> Engine:
         connect=partial(_connected, spec, options),
         ready="/health",
         pulse="/pulse",
-        why_not_loaded=partial(_why_not_loaded, spec),
+        why_not_loaded=lambda process: (
+            process.tail[-1].removeprefix(f"Model '{spec.id}': ")
+            if process.status == LOAD_FAILED and process.tail
+            else f"ctransformers could not load {spec.file}: {process.reason}."
+        ),
     )
     return OwnServer(spec, launch).loaded()
 
@@ -104,12 +108,6 @@ def _order(spec: ModelSpec, at: Endpoint) -> Order:
             "MODEL_SERVER_KEY": at.key,
         },
     )
-
-
-def _why_not_loaded(spec: ModelSpec, process: ServerProcess) -> str:
-    if process.status == LOAD_FAILED and process.tail:
-        return process.tail[-1].removeprefix(f"Model '{spec.id}': ")
-    return f"ctransformers could not load {spec.file}: {process.reason}."
 
 
 def _connected(spec: ModelSpec, options: CtransformersOptions, at: Endpoint) -> Engine:

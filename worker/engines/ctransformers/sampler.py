@@ -37,10 +37,11 @@ class Sampler:
         self._random = np.random.default_rng(None if seed is None else seed % 2**64)
         self._bias = dict(sampling.logit_bias)
         self._temperature = float(_or(sampling.temperature, _TEMPERATURE))
+        top_p, min_p = _or(sampling.top_p, _TOP_P), _or(sampling.min_p, _MIN_P)
         cuts: tuple[tuple[Callable[[Floats], Any], bool], ...] = (
             (self._typical, _or(sampling.typical_p, 1.0) < 1),
-            (self._top_p, _or(sampling.top_p, _TOP_P) < 1),
-            (self._min_p, _or(sampling.min_p, _MIN_P) > 0),
+            (lambda w: slice(_reaching(w, top_p)), top_p < 1),
+            (lambda w: slice(max(1, np.count_nonzero(w >= min_p * w[0]))), min_p > 0),
             (self._xtc, _or(sampling.xtc_probability, 0.0) > 0),
         )
         self._cuts = [cut for cut, is_on in cuts if is_on]
@@ -91,13 +92,6 @@ class Sampler:
         order = np.argsort(np.abs(surprise - expected), kind="stable")
         kept = order[: _reaching(weights[order], _or(self._settings.typical_p, 1.0))]
         return np.sort(kept)
-
-    def _top_p(self, weights: Floats) -> Any:
-        return slice(_reaching(weights, _or(self._settings.top_p, _TOP_P)))
-
-    def _min_p(self, weights: Floats) -> Any:
-        likely = weights >= _or(self._settings.min_p, _MIN_P) * weights[0]
-        return slice(max(1, np.count_nonzero(likely)))
 
     def _xtc(self, weights: Floats) -> Any:
         """Exclude Top Choices: with a probability, drop all likely tokens but the last of them."""

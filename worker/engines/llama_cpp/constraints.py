@@ -123,12 +123,9 @@ def _lark_fields(source: str) -> dict[str, Any]:
 
 
 def _without_hex(found: re.Match[str]) -> str:
-    is_text = found[0].startswith('"')
-    return _ESCAPE.sub(_as_unicode, found[0]) if is_text else found[0]
-
-
-def _as_unicode(escape: re.Match[str]) -> str:
-    return f"\\u00{escape[1]}" if escape[1] else escape[0]
+    if not found[0].startswith('"'):
+        return found[0]
+    return _ESCAPE.sub(lambda one: f"\\u00{one[1]}" if one[1] else one[0], found[0])
 
 
 def fields_of_tokens(ids: Sequence[int]) -> dict[str, Any]:
@@ -220,7 +217,9 @@ class GrammarMeter:
         self._budget_s = _ONCE_S
         # The text need not match where llama.cpp removes parts of it, or cannot decode a token.
         # Where it looks for thoughts, it removes white space before the text.
-        is_cut = may_think and any(map(self._may_begin_with, _WHITE_SPACE))
+        is_cut = may_think and any(
+            self._matcher.deep_copy().consume_token(byte) for byte in _WHITE_SPACE
+        )
         self._is_other = not is_plain or is_cut or bool(_TOKEN.search(constraint.source))
         self._incomplete: set[int] = set()
 
@@ -255,9 +254,6 @@ class GrammarMeter:
             )
         if not fits and not self._is_other and choice not in self._incomplete:
             raise _constraint_lost()
-
-    def _may_begin_with(self, byte: int) -> bool:
-        return bool(self._matcher.deep_copy().consume_token(byte))
 
 
 class _Bytes:

@@ -444,25 +444,16 @@ def checked(spec: ModelSpec) -> list[str]:
 
 def order(spec: ModelSpec, arguments: list[str], at: Endpoint) -> Order:
     """Return the order to start the server at this endpoint; its requests need the key."""
-    return Order(
-        name=server_settings.file_of(spec.id, "").name,
-        command=[*arguments, "--host", HOST, "--port", str(at.port)],
-        env={
-            "LLAMA_API_KEY": at.key,
-            "LLAMA_ARG_CACHE_IDLE_SLOTS": "1" if _copies_idle_slots(spec) else "0",
-            **_spins(arguments),
-        },
-    )
-
-
-def _spins(arguments: list[str]) -> dict[str, str]:
-    """Return how often OpenMP's threads spin at barriers: a fixed number for other builds.
-
-    The program of the wheel adapts it (``llama_server.BarrierSpins``).
-    """
-    if str(_PROGRAM) in arguments or "GOMP_SPINCOUNT" in os.environ:
-        return {}
-    return {"GOMP_SPINCOUNT": llama_server.FEW_SPINS}
+    env = {
+        "LLAMA_API_KEY": at.key,
+        "LLAMA_ARG_CACHE_IDLE_SLOTS": "1" if _copies_idle_slots(spec) else "0",
+    }
+    # How often OpenMP's threads spin at barriers: a fixed number, but for the program of the wheel,
+    # which adapts it (``llama_server.BarrierSpins``).
+    if str(_PROGRAM) not in arguments and "GOMP_SPINCOUNT" not in os.environ:
+        env["GOMP_SPINCOUNT"] = llama_server.FEW_SPINS
+    command = [*arguments, "--host", HOST, "--port", str(at.port)]
+    return Order(name=server_settings.file_of(spec.id, "").name, command=command, env=env)
 
 
 def _copies_idle_slots(spec: ModelSpec) -> bool:

@@ -153,8 +153,15 @@ class AudioReader:
             if not self._is_done:
                 raise ConnectionLost("The model's server ended the stream before the answer.")
             return
-        if not self._speaks:
-            self._take_text()
+        if not self._speaks:  # A transcript of the type ``text/plain``: words, or subtitles.
+            try:
+                self._text.decode()
+            except UnicodeDecodeError as exc:
+                raise GenerationFailed("The model's server sent no transcript.") from exc
+            if self.request.fields.get("response_format", "json").endswith("json"):
+                self.whole(bytes(self._text))  # Under another content type.
+            else:
+                self._send(bytes(self._text))
         elif not self.begun:
             raise GenerationFailed("The model's server sent no speech.")
         self._finish()
@@ -165,17 +172,6 @@ class AudioReader:
             written = -(-len(self._text) // CHARACTERS_PER_TOKEN)
             estimate = Usage(estimated_input(self.request), output_tokens=written)
             self._sink.feed(self._usage or estimate)
-
-    def _take_text(self) -> None:
-        """Send a transcript of the type ``text/plain``: words, or subtitles."""
-        try:
-            self._text.decode()
-        except UnicodeDecodeError as exc:
-            raise GenerationFailed("The model's server sent no transcript.") from exc
-        if self.request.fields.get("response_format", "json").endswith("json"):
-            self.whole(bytes(self._text))  # Under another content type.
-        else:
-            self._send(bytes(self._text))
 
     def _take(self, encoded: bytes) -> None:
         if self._is_done:

@@ -291,31 +291,37 @@ class CallReader:
 
     def feed(self, pieces: list[dict[str, Any]]) -> list[ToolCallDelta]:
         """Take the calls of one chunk. Raise TypeError or AttributeError if they are malformed."""
-        return [delta for piece in pieces for delta in self._take(piece)]
+        deltas: list[ToolCallDelta] = []
+        for piece in pieces:
+            function = piece.get("function") or {}
+            name, arguments = function.get("name") or None, function.get("arguments")
+            if not isinstance(arguments, str):
+                arguments = "" if arguments is None else orjson.dumps(arguments).decode()
+            index, call_id = piece.get("index"), piece.get("id") or None
+            call = self._known(index, call_id, name)
+            if call is None:
+                call = _Call()
+                self._calls.append(call)
+                if index is not None:
+                    self._by_index[index] = call
+            call.id = call.id or (call_id and str(call_id))
+            call.name = call.name or (name and str(name))
+            call.arguments.append(arguments)
+            if call is self._open:
+                deltas += [self._delta(call, arguments)] if arguments else []
+            elif call.number is None and call.name is not None and call not in self._waiting:
+                self._waiting.append(call)
+            else:  # It waits for its name or its turn, or its arguments were complete before.
+                continue
+            while self._waiting and (self._open is None or self._open.is_complete()):
+                deltas += self._begin(self._waiting.pop(0))
+        return deltas
 
     def finish(self) -> list[ToolCallDelta]:
         """Return the calls that waited, and empty objects for calls without arguments."""
         deltas = self._end()
         while self._waiting:
             deltas += [*self._begin(self._waiting.pop(0)), *self._end()]
-        return deltas
-
-    def _take(self, piece: dict[str, Any]) -> list[ToolCallDelta]:
-        function = piece.get("function") or {}
-        name, arguments = function.get("name") or None, function.get("arguments")
-        if not isinstance(arguments, str):
-            arguments = "" if arguments is None else orjson.dumps(arguments).decode()
-        call = self._call(piece.get("index"), piece.get("id") or None, name)
-        call.arguments.append(arguments)
-        deltas: list[ToolCallDelta] = []
-        if call is self._open:
-            deltas += [self._delta(call, arguments)] if arguments else []
-        elif call.number is None and call.name is not None and call not in self._waiting:
-            self._waiting.append(call)
-        else:  # It waits for its name or its turn, or its arguments were complete before.
-            return deltas
-        while self._waiting and (self._open is None or self._open.is_complete()):
-            deltas += self._begin(self._waiting.pop(0))
         return deltas
 
     def _begin(self, call: _Call) -> list[ToolCallDelta]:
@@ -340,18 +346,6 @@ class CallReader:
     def _delta(self, call: _Call, arguments: str) -> ToolCallDelta:
         assert call.number is not None
         return ToolCallDelta(call.number, arguments, index=self._index)
-
-    def _call(self, index: int | None, call_id: str | None, name: str | None) -> _Call:
-        """Return the call that a piece belongs to, with the id and the name of the piece."""
-        call = self._known(index, call_id, name)
-        if call is None:
-            call = _Call()
-            self._calls.append(call)
-            if index is not None:
-                self._by_index[index] = call
-        call.id = call.id or (call_id and str(call_id))
-        call.name = call.name or (name and str(name))
-        return call
 
     def _known(self, index: int | None, call_id: str | None, name: str | None) -> _Call | None:
         """Return the call that a piece continues; None if the piece begins another one."""

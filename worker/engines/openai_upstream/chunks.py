@@ -158,25 +158,21 @@ class ChunkReader:
                     f"The model's server sent {sent} of {len(self._choices)} answers."
                 )
             return
-        deltas = self._read(event)
+        try:
+            chunk = orjson.loads(event)
+            if chunk is None:  # llama.cpp's first event for several prompts.
+                chunk = {}
+            if error := chunk.get("error"):
+                raise self._errors.in_stream(error, self.request)
+            deltas = self._deltas(chunk)
+        except UNREADABLE as exc:
+            raise self._unreadable(exc) from exc
         if self.request.running_usage and self.begun:
             self.account()
         for delta in deltas:
             self._sink.feed(delta)
         if all(choice.is_cut for choice in self._choices):
             raise Cancelled  # Closing the connection stops the server.
-
-    def _read(self, event: bytes) -> list[Delta]:
-        """Return the deltas of an event. Raise EngineError."""
-        try:
-            chunk = orjson.loads(event)
-            if chunk is None:  # llama.cpp's first event for several prompts.
-                return []
-            if error := chunk.get("error"):
-                raise self._errors.in_stream(error, self.request)
-            return self._deltas(chunk)
-        except UNREADABLE as exc:
-            raise self._unreadable(exc) from exc
 
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()

@@ -286,34 +286,29 @@ class Upstream:
 
     async def _read(self, address: Address, path: str, payload: Body, reader: AnswerReader) -> None:
         try:
-            await self._read_stream(address, path, payload, reader)
+            with self._watched(address, reader, reader) as watch:
+                async with self._request(address, f"{address.base_url}{path}", payload) as answer:
+                    watch.heard()
+                    watch.is_lost = partial(_is_cut_off, answer)
+                    await self._raise_for_status(address, answer, reader.request)
+                    if answer.headers.get("content-type", "").startswith("application/json"):
+                        reader.whole(await _whole_body(answer))
+                        return
+
+                    def take(data: bytes) -> None:
+                        watch.heard()
+                        address.heard()
+                        reader.feed(data)
+
+                    # The first token is taken at once, not at the next tick.
+                    while not reader.begun and (data := await answer.content.readany()):
+                        take(data)
+                    await self._loop.read(answer.content, take)
+                    reader.end()
         except (aiohttp.ClientError, Lost, Silent, _Gone):
             if not reader.is_complete:
                 raise
             reader.end()
-
-    async def _read_stream(
-        self, address: Address, path: str, payload: Body, reader: AnswerReader
-    ) -> None:
-        with self._watched(address, reader, reader) as watch:
-            async with self._request(address, f"{address.base_url}{path}", payload) as answer:
-                watch.heard()
-                watch.is_lost = partial(_is_cut_off, answer)
-                await self._raise_for_status(address, answer, reader.request)
-                if answer.headers.get("content-type", "").startswith("application/json"):
-                    reader.whole(await _whole_body(answer))
-                    return
-
-                def take(data: bytes) -> None:
-                    watch.heard()
-                    address.heard()
-                    reader.feed(data)
-
-                # The first token is taken at once, not at the next tick.
-                while not reader.begun and (data := await answer.content.readany()):
-                    take(data)
-                await self._loop.read(answer.content, take)
-                reader.end()
 
     def _request(
         self, address: Address, url: str, payload: Body

@@ -12,7 +12,7 @@ import orjson
 from inference_site.catalogue.engines.openai_upstream import RESPONSE_FORMAT
 from inference_site.core.domain.errors import InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
-from inference_site.core.domain.request import Constraint, GenerationRequest, Sampling
+from inference_site.core.domain.request import Constraint, GenerationRequest
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema
 from worker.engines.grammars import check_grammar, check_schemas, lark_or_schema, regex_as_lark
@@ -79,8 +79,16 @@ class Payloads:
             case "timings_per_token" as field:
                 # ``verbose`` adds the stop text that ended the answer.
                 body |= {field: True, "verbose": bool(request.stop)}
+        sampling = request.sampling
+        settings = asdict(sampling)
+        settings["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} or None
+        if (last_n := sampling.dry_penalty_last_n) is not None:
+            # -1 means the whole context. The server reserves memory for this number of tokens.
+            settings["dry_penalty_last_n"] = min(last_n % 2**32, self._context_length)
+        if sampling.seed is not None and self._flavor.seed_limit is not None:
+            settings["seed"] = sampling.seed % self._flavor.seed_limit
         values = {
-            **self._sampling(request.sampling),
+            **settings,
             "max_tokens": _in_32_bits(request.max_output_tokens),
             "n": request.choices if request.choices > 1 else None,
             "stop": list(request.stop) or None,
@@ -96,16 +104,6 @@ class Payloads:
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
         constraint = request.constraint
         return {} if constraint is None else constraint_fields(constraint, self._server)
-
-    def _sampling(self, sampling: Sampling) -> dict[str, Any]:
-        settings = asdict(sampling)
-        settings["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias} or None
-        if (last_n := sampling.dry_penalty_last_n) is not None:
-            # -1 means the whole context. The server reserves memory for this number of tokens.
-            settings["dry_penalty_last_n"] = min(last_n % 2**32, self._context_length)
-        if sampling.seed is not None and self._flavor.seed_limit is not None:
-            settings["seed"] = sampling.seed % self._flavor.seed_limit
-        return settings
 
     def _top_logprobs(self, request: GenerationRequest) -> dict[str, Any]:
         if request.top_logprobs is None:

@@ -125,21 +125,16 @@ class _ObjectCall:
             self._output.end_call()
             return 0
         end = yield from self._value_end(at)
-        if end <= at or not self._note(key, self._source.text[at:end]):
+        if end <= at:
             return -1
-        return end
-
-    def _note(self, key: str, value: str) -> bool:
-        """Keep the name or the arguments; return False if the object is no call."""
-        if self._is_sent:
-            return True
-        if key == "name":
+        value = self._source.text[at:end]
+        if key == "name" and not self._is_sent:
             self._name = _string(value)
             if not self._name or (self._names is not None and self._name not in self._names):
-                return False
-        elif key in _ARGUMENTS:
+                return -1
+        elif key in _ARGUMENTS and not self._is_sent:
             self._arguments = value
-        return True
+        return end
 
     def _begin(self) -> None:
         self._is_sent = True
@@ -152,7 +147,13 @@ class _ObjectCall:
                 return False
             self._source.take(end)
             self._begin()
-            self._output.arguments(_as_object(self._arguments))
+            value = self._arguments
+            if value is None or value == "null":
+                value = "{}"
+            text = _string(value)
+            if text is not None and text.lstrip().startswith("{"):  # An object in a string.
+                value = text
+            self._output.arguments(value)
             self._output.end_call()
         else:
             self._source.take(end)
@@ -191,14 +192,6 @@ def _string(value: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return text if isinstance(text, str) else None
-
-
-def _as_object(value: str | None) -> str:
-    """Return the arguments as an object, also if they are missing, or an object in a string."""
-    if value is None or value == "null":
-        return "{}"
-    text = _string(value)
-    return text if text is not None and text.lstrip().startswith("{") else value
 
 
 _HERMES_ENDS = Markers(["</tool_call>"])

@@ -152,19 +152,17 @@ class _Tagged:
             spaces = yield from self._source.spaces()
             if marker := (yield from self._source.starts_with(self._in_opening)):
                 return marker
-            if (yield from self._bare_calls()):
+            form = self._format if self._tools else None
+            if (  # Calls without tags.
+                form is not None
+                and form.bare_start
+                and (yield from self._source.character(0)) == form.bare_start
+                and (yield from form.read(self._source, self._output, self._tools, ""))
+            ):
                 yield from self._source.spaces()
             elif is_first and spaces:
                 self._output.text(spaces)
         return (yield from self._source.copy_until(self._in_content, self._output.text))
-
-    def _bare_calls(self) -> Reading[bool]:
-        """Read calls without tags; return whether there were any."""
-        if self._format is None or not self._format.bare_start or not self._tools:
-            return False
-        if (yield from self._source.character(0)) != self._format.bare_start:
-            return False
-        return (yield from self._format.read(self._source, self._output, self._tools, ""))
 
     def _calls(self, start: str) -> Reading[bool]:
         if self._format is None:
@@ -260,7 +258,14 @@ def read_named(
         if mark is None:
             return
         if mark == CHANNEL:
-            yield from _switch(source, output)
+            found = yield from source.match(_NAME, 65)
+            name = found[1] if found else source.text  # The name may end the text.
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+                put(CHANNEL)  # Without a name it is text.
+                continue
+            source.take(len(name))
+            output.in_reasoning = name.lower() in REASONING_CHANNELS
+            yield from source.spaces()
         elif mark == CHANNEL_END and output.in_reasoning:
             output.in_reasoning = False
             yield from source.spaces()
@@ -270,15 +275,3 @@ def read_named(
             and (yield from tool_format.read(source, output, tools, mark))
         ):
             yield from source.spaces()
-
-
-def _switch(source: Source, output: Output) -> Reading[None]:
-    """Read the name of a channel; a mark without a name is text."""
-    found = yield from source.match(_NAME, 65)
-    name = found[1] if found else source.text  # The name may end the text.
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
-        (output.reasoning if output.in_reasoning else output.text)(CHANNEL)
-        return
-    source.take(len(name))
-    output.in_reasoning = name.lower() in REASONING_CHANNELS
-    yield from source.spaces()
