@@ -48,6 +48,9 @@ _IN_TURN = 8
 """How many batches are validated in turn, one of each project."""
 _MOST_AHEAD = 512
 """How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
+_PASS_S = 1.0
+"""How long the lines of one model are put into the queue before a new batch, or a key that was
+revoked meanwhile, is seen."""
 _REST_S = 2.0
 """How long a batch rests after its line was refused, by a limit, a budget, or a full queue, and
 after it could not be worked on."""
@@ -217,7 +220,10 @@ class Feeder:
             Batch.objects.note_progress(batch, rate if noted_at else batch.rate)
 
     def _fill(self, batches: list[Batch], places: int) -> None:
-        """Put at most ``places`` lines into the queue: projects in turn, then their batches."""
+        """Put at most ``places`` lines into the queue: projects in turn, then their batches.
+
+        It ends after ``_PASS_S``; the next pass goes on.
+        """
         now = time.monotonic()
         awake = [batch for batch in batches if self._rests_until.get(batch.pk, 0.0) <= now]
         held_up = BatchLine.objects.held_up(awake)
@@ -227,10 +233,11 @@ class Feeder:
         for batch in ready:
             of_project[batch.project_id].append(self._feed(batch, most))
         projects = sorted(of_project, key=lambda project_id: self._served[project_id])
+        until = now + _PASS_S
         for batch in _alternate(_alternate(of_project[project_id]) for project_id in projects):
             self._served[batch.project_id] += 1
             places -= 1
-            if places <= 0:
+            if places <= 0 or time.monotonic() >= until:
                 break
 
     def _feed(self, batch: Batch, most: int) -> Iterator[Batch]:
