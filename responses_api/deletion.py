@@ -158,9 +158,14 @@ def _prune_responses(until: float) -> int:
 def _prune_conversations(until: float) -> int:
     deleted = 0
     for project, since in retention_cutoffs("conversations_days"):
-        while found := _old_conversations(project, since):
+        old = _old_conversations(project, since)
+        while found := list(old[:_BATCH]):
             for conversation in found:
-                delete_conversation(conversation)
+                with transaction.atomic():
+                    _lock_conversation(conversation.pk)
+                    # It may have been continued since it was found.
+                    if old.filter(pk=conversation.pk).exists():
+                        delete_conversation(conversation)
                 deleted += 1
                 if time.monotonic() >= until:
                     return deleted
@@ -199,12 +204,12 @@ def _old_responses(project: int, since: dt.datetime) -> list[StoredResponse]:
     return list(ended.filter(created_at__lt=since).order_by("created_at", "pk")[:_BATCH])
 
 
-def _old_conversations(project: int, since: dt.datetime) -> list[Conversation]:
+def _old_conversations(project: int, since: dt.datetime) -> QuerySet[Conversation]:
     """Return conversations without a running or newer response."""
     later = StoredResponse.objects.filter(conversation=OuterRef("pk"), created_at__gte=since)
     running = StoredResponse.objects.filter(conversation=OuterRef("pk")).exclude(status__in=ENDED)
     rows = Conversation.objects.filter(project=project, created_at__lt=since, deleted_at=None)
-    return list(rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")[:_BATCH])
+    return rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")
 
 
 def results_naming(end_user: str, project_id: int | None) -> Collection[str]:
