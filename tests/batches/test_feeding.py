@@ -11,10 +11,11 @@ import orjson
 import pytest
 from django.utils import timezone
 
+from inference_site.accounts.keys import revoke_key
 from inference_site.accounts.models import ApiKey
 from inference_site.batches import feeding
 from inference_site.batches.feeding import Feeder
-from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus
+from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus, LineState
 from inference_site.batches.requests import new_line
 from inference_site.catalogue.fleet.leases import (
     Lease,
@@ -29,6 +30,7 @@ from inference_site.files import storage
 from inference_site.files.models import StoredFile
 from inference_site.runs.queue import new_id
 from inference_site.runs.wake_ups import queue_name
+from tests.generations.rows import create_generation
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 
@@ -123,11 +125,29 @@ def test_a_pass_that_takes_long_is_ended_so_that_new_batches_are_seen(
     """
     monkeypatch.setattr(feeding, "_PASS_S", 0.0)
     batch = batch_of_messages(api_key[0], *["demo-memory"] * 3)
-    serve(worker, slots=8)
     feeder = Feeder()
     for running in (1, 2):
+        serve(worker, slots=8)
         feeder.feed()
         assert batch.lines.filter(state="running").count() == running
+
+
+def test_a_batch_of_a_revoked_key_is_cancelled_though_all_of_its_lines_are_in_the_queue(
+    api_key: Key,
+) -> None:
+    """They all ran."""
+    batch = batch_of_messages(api_key[0], *["demo-memory"] * 3)
+    for line in batch.lines.all():
+        generation = create_generation(api_key[0], background=True)
+        line.state, line.generation_id = LineState.RUNNING, generation.public_id
+        line.save()
+    revoke_key(api_key[0])
+    feeder = Feeder()
+    feeder.feed()
+    for _ in range(2):
+        feeder.prepare()
+    batch.refresh_from_db()
+    assert (batch.status, batch.skipped) == (BatchStatus.CANCELLED, 3)
 
 
 def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
