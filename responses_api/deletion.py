@@ -166,7 +166,11 @@ def _prune_conversations(until: float) -> int:
         rows = rows.exclude(Exists(later)).exclude(Exists(running)).order_by("pk")
         while found := list(rows[:_BATCH]):
             for conversation in found:
-                delete_conversation(conversation)
+                with transaction.atomic():
+                    _lock_conversation(conversation.pk)
+                    # It may have been continued since it was found.
+                    if rows.filter(pk=conversation.pk).exists():
+                        delete_conversation(conversation)
                 deleted += 1
                 if time.monotonic() >= until:
                     return deleted

@@ -71,10 +71,13 @@ def find_response(project_id: int, public_id: str) -> StoredResponse:
     """Return a stored response of the project. Raise NotFoundError."""
     found = row_of(project_id, public_id)
     if found is None:
-        raise NotFoundError(
-            f"Response with id '{public_id[:100]}' not found.", code="response_not_found"
-        )
+        raise _not_found(public_id)
     return found
+
+
+def _not_found(public_id: str) -> NotFoundError:
+    message = f"Response with id '{public_id[:100]}' not found."
+    return NotFoundError(message, code="response_not_found")
 
 
 def row_of(project_id: int, public_id: str) -> StoredResponse | None:
@@ -246,8 +249,14 @@ def _given(tool: CallableTool, *more: str) -> dict[str, Any]:
 
 
 def current_response(stored: StoredResponse) -> ResponseObject:
-    """Return the object of a response, with its output so far."""
-    return current_responses([stored])[0]
+    """Return the object of a response, with its output so far.
+
+    Raise NotFoundError if its output was deleted after its row had been read.
+    """
+    response = current_responses([stored])[0]
+    if stored.status in ENDED and not response.output and is_deleted(stored.public_id):
+        raise _not_found(stored.public_id)
+    return response
 
 
 def current_responses(rows: Sequence[StoredResponse]) -> list[ResponseObject]:

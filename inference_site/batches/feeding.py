@@ -23,7 +23,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from inference_site.accounts.budgets import BudgetExhausted
-from inference_site.accounts.keys import caller_of_key
+from inference_site.accounts.keys import Caller, caller_of_key
 from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus, LineState
 from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
@@ -48,6 +48,9 @@ _IN_TURN = 8
 """How many batches are validated in turn, one of each project."""
 _MOST_AHEAD = 512
 """How many lines of a model wait in the queue at most, so that no slot is empty between passes."""
+_PASS_S = 1.0
+"""How long the lines of one model are put into the queue before a new batch, or a key that was
+revoked meanwhile, is seen."""
 _REST_S = 2.0
 """How long a batch rests after its line was refused, by a limit, a budget, or a full queue, and
 after it could not be worked on."""
@@ -207,6 +210,7 @@ class Feeder:
                 self._fill(batches, places)
 
     def _note_progress(self, batch: Batch) -> None:
+        """Write the counts of a batch, and check its key: all of its lines may be in the queue."""
         now, ended = time.monotonic(), batch.completed + batch.failed
         noted_at, before = self._noted.get(batch.pk, (0.0, ended))
         if now - noted_at >= _PROGRESS_S:
@@ -215,9 +219,13 @@ class Feeder:
             rate = batch.rate + (latest - batch.rate) / 10 if batch.rate else latest
             self._noted[batch.pk] = now, ended
             Batch.objects.note_progress(batch, rate if noted_at else batch.rate)
+            _caller_of(batch)
 
     def _fill(self, batches: list[Batch], places: int) -> None:
-        """Put at most ``places`` lines into the queue: projects in turn, then their batches."""
+        """Put at most ``places`` lines into the queue: projects in turn, then their batches.
+
+        It ends after ``_PASS_S``; the next pass goes on.
+        """
         now = time.monotonic()
         awake = [batch for batch in batches if self._rests_until.get(batch.pk, 0.0) <= now]
         held_up = BatchLine.objects.held_up(awake)
@@ -227,10 +235,11 @@ class Feeder:
         for batch in ready:
             of_project[batch.project_id].append(self._feed(batch, most))
         projects = sorted(of_project, key=lambda project_id: self._served[project_id])
+        until = now + _PASS_S
         for batch in _alternate(_alternate(of_project[project_id]) for project_id in projects):
             self._served[batch.project_id] += 1
             places -= 1
-            if places <= 0:
+            if places <= 0 or time.monotonic() >= until:
                 break
 
     def _feed(self, batch: Batch, most: int) -> Iterator[Batch]:
@@ -240,11 +249,8 @@ class Feeder:
         lines = list(waiting.filter(is_due).order_by("number")[:most])
         if not lines:
             return
-        with release_connection_after():
-            caller = caller_of_key(batch.api_key_id)
+        caller = _caller_of(batch)
         if caller is None:
-            logger.warning("batch %s: its key is not valid any more; it is cancelled", batch)
-            Batch.objects.cancel(batch)
             return
         for line in lines:
             try:
@@ -276,6 +282,16 @@ class Feeder:
                 answer = orjson.dumps(error.shown_at(batch.endpoint))
                 BatchLine.objects.end(line, error.status, answer, error.code or error.type)
             yield batch
+
+
+def _caller_of(batch: Batch) -> Caller | None:
+    """Return the caller of a batch; cancel the batch if its key is not valid any more."""
+    with release_connection_after():
+        caller = caller_of_key(batch.api_key_id)
+    if caller is None and batch.status == BatchStatus.IN_PROGRESS:
+        logger.warning("batch %s: its key is not valid any more; it is cancelled", batch)
+        Batch.objects.cancel(batch)
+    return caller
 
 
 def _ids_in_queue(batch: Batch) -> list[str]:

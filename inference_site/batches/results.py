@@ -78,7 +78,8 @@ def _store_and_end(batch: Batch, process: str) -> None:
     completed = failed = 0
     with ExitStack() as stack:
         answers, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-        for line in _lines(batch):
+        # Without a total it was cancelled while its lines were validated: it has no results.
+        for line in _lines(batch) if batch.total else ():
             if line.number % _RENEWED_EVERY == 0:
                 _renew(batch, process)
             is_success = line.state == LineState.ENDED and (line.status_code or 0) < 400

@@ -16,6 +16,7 @@ from typing import IO, Any
 from django.conf import settings
 from django.core.files import File
 from django.core.files.storage import Storage, storages
+from django.db import IntegrityError
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
@@ -78,12 +79,15 @@ def delete(files: Sequence[StoredFile]) -> None:
         StoredFile.objects.filter(pk__in=[file.pk for file in files]).hide()
         for file in files:
             _erase(file)
-    except (FileStorageError, *DATABASE_UNAVAILABLE) as exc:
+    except (FileStorageError, IntegrityError, *DATABASE_UNAVAILABLE) as exc:
         logger.warning("the content of %d files is deleted later: %s", len(files), exc)
 
 
 def _erase(file: StoredFile) -> None:
-    """Delete the content, then the row."""
+    """Delete the content, then the row.
+
+    Raise FileStorageError, or IntegrityError if a worker adds a chunk of it to a vector store.
+    """
     with _storage_errors():
         _storage().delete(file.key)
     StoredFile.objects.filter(pk=file.pk).delete()
@@ -157,7 +161,7 @@ def _erase_hidden(until: float) -> int:
             try:
                 _erase(file)
                 deleted += 1
-            except FileStorageError as exc:
+            except (FileStorageError, IntegrityError) as exc:
                 failures += 1
                 logger.warning("the content of file %s is deleted later: %s", file, exc)
             _stopped_at = after

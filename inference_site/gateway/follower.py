@@ -20,8 +20,9 @@ class Follower:
 
     It holds what its client has not read, up to a bound. Then ``is_behind`` is set and it takes
     nothing more; once its batches are taken, the hub reads on in the event log. ``grace_s`` is how
-    long the generation goes on after its last reader left (see ``runs.cancellation``). ``stored``
-    is the stream to rebuild from the database before anything is delivered.
+    long the generation goes on after its last reader left (see ``runs.cancellation``). It
+    ``has_begun`` if it reads for the request that made the generation. ``stored`` is the stream to
+    rebuild from the database before anything is delivered.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Follower:
         "checked_at",
         "generation_id",
         "grace_s",
+        "has_begun",
         "has_ended",
         "is_behind",
         "next_number",
@@ -47,7 +49,7 @@ class Follower:
         self.stored: StoredStream | None = None
         self._batches: list[Batch] = []
         self._held = 0
-        self.has_ended = False
+        self.has_begun = self.has_ended = False
         self.is_behind = False
         self.waits_for_end = False
         """Frames that it needs are lost, but will be stored when the stream ends."""

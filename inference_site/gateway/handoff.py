@@ -140,11 +140,12 @@ class _WaitQueue:
         self.holder_id = ""
 
     def note(self, result: CallResult[T]) -> None:
-        """Note which generation holds up the queue, by the latest call."""
-        if result.wait is not None:
-            self.holder_id = result.wait.generation_id
-        elif result.started_id:
-            self.holder_id = result.started_id
+        """Note which generation holds up the queue, by the latest call; "" if none is known.
+
+        One that has ended must not stay: if it was deleted, nobody is notified of its end.
+        """
+        wait = result.wait
+        self.holder_id = result.started_id if wait is None else wait.generation_id
 
 
 _queues: WeakValueDictionary[str, _WaitQueue] = WeakValueDictionary()
@@ -168,14 +169,15 @@ async def call_until_done(call: Callable[[], Awaitable[CallResult[T]]], began_at
     except TimeoutError:
         return result.answer
     try:
-        ended_id = ""
+        known_id: str | None = None
         while result.wait is not None and (left_s := deadline - time.monotonic()) > 0:
-            if queue.holder_id in ("", ended_id):
+            holder_id = queue.holder_id
+            if holder_id == known_id:
                 # Nothing to wait for. A stream may end a moment before its row does.
                 await asyncio.sleep(_PAUSE_S)
-            else:
-                ended_id = queue.holder_id
-                await hub.wait_for_ending(ended_id, left_s)
+            elif holder_id:
+                await hub.wait_for_ending(holder_id, left_s)
+            known_id = holder_id
             result = await call()
             queue.note(result)
         return result.answer

@@ -105,6 +105,7 @@ class Hub:
     def follow(self, generation_id: str, after: int = -1, grace_s: int = 0) -> Follower:
         """Add a reader of the frames with numbers above ``after``. For any thread."""
         follower = Follower(generation_id, after, grace_s)
+        follower.has_begun = True
         self._add(follower)
         return follower
 
@@ -212,13 +213,15 @@ class Hub:
         known: dict[str, int] = {}
         while True:
             await asyncio.sleep(_GRACE_INTERVAL_S)
-            read = {f.generation_id: f.grace_s for f in self._all_readers() if f.grace_s}
+            readers = [f for f in self._all_readers() if f.grace_s]
+            read = {f.generation_id: f.grace_s for f in readers}
+            begun = {f.generation_id for f in readers if f.has_begun}
             left = {id_: grace_s for id_, grace_s in known.items() if id_ not in read}
             known |= read
             if not known:
                 continue
             try:
-                await refresh_reader_deadlines(client, read, left)
+                await refresh_reader_deadlines(client, read, left, begun)
             except redis.exceptions.RedisError as exc:
                 self._grace_outage.failed(exc)
             else:

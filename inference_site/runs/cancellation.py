@@ -206,16 +206,23 @@ def set_reader_deadline(generation_id: str, grace_s: int) -> None:
 
 
 async def refresh_reader_deadlines(
-    client: redis.asyncio.Redis, read: Mapping[str, int], left: Mapping[str, int]
+    client: redis.asyncio.Redis,
+    read: Mapping[str, int],
+    left: Mapping[str, int],
+    begun: Collection[str] = (),
 ) -> None:
     """Extend the deadlines of generations with readers; start the countdown of the others.
 
     Both are ids with their grace in seconds. Another process may have a reader of a generation that
-    was left here; it extends the deadline again.
+    was left here; it extends the deadline again. Redis may have lost the deadlines of those that
+    were ``begun`` here with a grace; a reader that came later sets none, as its grace may be newer
+    than the generation.
     """
-    await reader_deadlines.push_known(client, left)
+    await reader_deadlines.push_many(client, left, "XX")
     extended = {id_: grace_s + _SLACK_S for id_, grace_s in read.items()}
-    await reader_deadlines.push_known(client, extended)
+    await reader_deadlines.push_many(client, extended, "XX")
+    own = {id_: after_s for id_, after_s in extended.items() if id_ in begun}
+    await reader_deadlines.push_many(client, own, "NX")
 
 
 def end_without_worker(

@@ -198,7 +198,10 @@ def enqueue(
         else:
             unread = count_wake_ups(row.model)
             save_document(*stored)
-        position = _commit(row, before_row, with_row, is_wanted, unread)
+        answers_client = not document.is_delivered
+        position = _commit(
+            row, before_row, with_row, is_wanted, unread, answers_client=answers_client
+        )
         if not is_wanted():
             cancel([row.public_id])  # A worker may have claimed it already.
             raise UnavailableError
@@ -218,11 +221,14 @@ def _commit(
     with_row: WithRow | None,
     is_wanted: IsWanted,
     unread: int,
+    *,
+    answers_client: bool,
 ) -> QueuePosition:
     """Write the row and what is committed with it; drop the document when that fails.
 
     If the queue is near its limit it is counted under a lock, which is held until the commit.
     ``unread`` is the number of wake-ups of the model that no worker has received.
+    ``answers_client``: a client gets the error, and must not get an answer besides.
     """
     try:
         waits = unread > 0 or not has_free_slot(row.model)
@@ -248,7 +254,7 @@ def _commit(
     except BaseException as exc:
         with suppress(redis.exceptions.RedisError):
             drop_document(row.public_id)
-            if isinstance(exc, DATABASE_UNAVAILABLE):
+            if answers_client and isinstance(exc, DATABASE_UNAVAILABLE):
                 # The row may be committed, and a worker may have it: only the reply was lost.
                 request_cancel(row.public_id)
         raise

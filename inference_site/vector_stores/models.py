@@ -182,12 +182,15 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         A claim of a worker that is not ``live`` is over, and so is one that was not renewed within
         ``hold_s`` seconds. So is one of this worker beside those that it has ``held``: it does not
         know of it, or could not give it back, because the database was away. That attempt does not
-        count. None if no file waits.
+        count. Those that it has ``held`` are left to others: one that was cancelled and added again
+        would get the claim that a thread of this worker had, and does not know to be lost. None if
+        no file waits.
         """
         is_abandoned = ~Q(worked_by="") & ~Q(worked_by__in=live)
-        is_unknown = Q(worked_by=worker) & ~Q(pk__in=list(held))
+        is_unknown = Q(worked_by=worker)
         hold = dt.timedelta(seconds=hold_s)
         free = is_over("worked_until", hold) | is_abandoned | is_unknown
+        free &= ~Q(pk__in=list(held))
         waiting = self.filter(free, status=IndexingStatus.IN_PROGRESS)
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))

@@ -11,9 +11,11 @@ import orjson
 import pytest
 from django.utils import timezone
 
+from inference_site.accounts.keys import revoke_key
 from inference_site.accounts.models import ApiKey
+from inference_site.batches import feeding
 from inference_site.batches.feeding import Feeder
-from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus
+from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus, LineState
 from inference_site.batches.requests import new_line
 from inference_site.catalogue.fleet.leases import (
     Lease,
@@ -28,6 +30,7 @@ from inference_site.files import storage
 from inference_site.files.models import StoredFile
 from inference_site.runs.queue import new_id
 from inference_site.runs.wake_ups import queue_name
+from tests.generations.rows import create_generation
 
 pytestmark = [pytest.mark.django_db, pytest.mark.redis]
 
@@ -86,33 +89,73 @@ def test_a_batch_whose_model_no_worker_serves_waits_with_a_line_in_the_log(
     assert "No worker serves the model `demo`" in record.getMessage()
 
 
-def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
-    api_key: Key, worker: str
-) -> None:
-    """A batch of Anthropic's API waited, with all lines behind that one, until it expired."""
-    key = api_key[0]
+def batch_of_messages(key: ApiKey, *models: str) -> Batch:
+    """Return a batch in progress with a line for each of these models."""
     batch = Batch.objects.create(
         public_id="msgbatch_1",
         project_id=key.project_id,
         api_key=key,
         dialect=ANTHROPIC,
         endpoint="/v1/messages",
-        model="demo",
+        model=models[0],
         window_s=60,
         expires_at=timezone.now() + dt.timedelta(hours=1),
         status=BatchStatus.IN_PROGRESS,
-        total=3,
+        total=len(models),
     )
     said = [{"role": "user", "content": "Hi"}]
-    bodies = [
-        {"model": model, "max_tokens": 5, "messages": said}
-        for model in ("demo", "demo-memory", "demo-memory")
-    ]
-    for number, body in enumerate(bodies, 1):
+    for number, model in enumerate(models, 1):
+        body = {"model": model, "max_tokens": 5, "messages": said}
         new_line(batch, key.project_id, number, f"{number}", body).save()
-    served = ModelReport("demo-memory", 1, 0, ModelState.READY)
+    return batch
+
+
+def serve(worker: str, slots: int) -> None:
+    """Have a worker serve the model ``demo-memory``."""
+    served = ModelReport("demo-memory", slots, 0, ModelState.READY)
     Lease(worker, lambda: LiveWorker(worker, (served,))).renew()
     live_view.forget()
+
+
+def test_a_pass_that_takes_long_is_ended_so_that_new_batches_are_seen(
+    api_key: Key, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host, a batch of another project waited for half a minute, and the lines of a key
+    that was revoked went on to be put into the queue.
+    """
+    monkeypatch.setattr(feeding, "_PASS_S", 0.0)
+    batch = batch_of_messages(api_key[0], *["demo-memory"] * 3)
+    feeder = Feeder()
+    for running in (1, 2):
+        serve(worker, slots=8)
+        feeder.feed()
+        assert batch.lines.filter(state="running").count() == running
+
+
+def test_a_batch_of_a_revoked_key_is_cancelled_though_all_of_its_lines_are_in_the_queue(
+    api_key: Key,
+) -> None:
+    """They all ran."""
+    batch = batch_of_messages(api_key[0], *["demo-memory"] * 3)
+    for line in batch.lines.all():
+        generation = create_generation(api_key[0], background=True)
+        line.state, line.generation_id = LineState.RUNNING, generation.public_id
+        line.save()
+    revoke_key(api_key[0])
+    feeder = Feeder()
+    feeder.feed()
+    for _ in range(2):
+        feeder.prepare()
+    batch.refresh_from_db()
+    assert (batch.status, batch.skipped) == (BatchStatus.CANCELLED, 3)
+
+
+def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
+    api_key: Key, worker: str
+) -> None:
+    """A batch of Anthropic's API waited, with all lines behind that one, until it expired."""
+    batch = batch_of_messages(api_key[0], "demo", "demo-memory", "demo-memory")
+    serve(worker, slots=1)
     feeder = Feeder()
     for _ in range(2):
         feeder.feed()

@@ -155,6 +155,21 @@ def test_files_of_a_process_that_has_died_are_deleted(api_key: Key, folder: Path
     check_results(folder)
 
 
+def test_a_batch_that_is_cancelled_while_it_is_validated_has_no_results(
+    api_key: Key, folder: Path
+) -> None:
+    """The lines that had been checked were in a file of errors."""
+    finalizing(api_key[0])
+    BatchLine.objects.update(state=LineState.PENDING, status_code=None, answer="")
+    Batch.objects.update(status=BatchStatus.VALIDATING, total=0)
+    Batch.objects.cancel(Batch.objects.get())
+    Feeder().prepare()
+    batch = Batch.objects.get()
+    assert (batch.status, batch.output_file_id, batch.error_file_id) == ("cancelled", "", "")
+    assert not BatchLine.objects.exists()
+    assert not StoredFile.objects.exists()
+
+
 def test_a_validation_that_another_process_has_repeated_begins_again(
     api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:

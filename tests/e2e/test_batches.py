@@ -199,6 +199,28 @@ def test_a_stored_response_of_a_batch_is_stored(client: openai.OpenAI) -> None:
     assert stored.output_text == "yes"
 
 
+def test_responses_whose_requests_redis_has_lost_run_once(
+    stack: ServedStack, client: openai.OpenAI
+) -> None:
+    """Their answers were stored, but not taken for the lines, which ran again."""
+    said = script({"sleep_ms": 1000}, {"text": "yes"})
+    body = {"model": "scripted", "input": said}
+    line = {"method": "POST", "url": "/v1/responses", "body": body}
+    lines = [{**line, "custom_id": f"{n}"} for n in range(8)]
+    begun = begin(client, lines, endpoint="/v1/responses")
+    runs = (
+        "SELECT public_id FROM generations_generation WHERE status = %s AND request_id LIKE %s",
+        f"batch_req_{begun.id.removeprefix('batch_')}_%",
+    )
+    wait_until(lambda: stack.sql(runs[0], "queued", runs[1]))
+    with stack.redis() as redis:
+        for (id_,) in stack.sql(runs[0], "queued", runs[1]):
+            redis.delete(f"{{{id_}}}:document")
+    batch = ended(client, begun.id)
+    assert len(results(client, batch.output_file_id)) == len(lines)
+    assert len(stack.sql(runs[0], "completed", runs[1])) == len(lines)
+
+
 @pytest.fixture
 def other(stack: ServedStack) -> Iterator[openai.OpenAI]:
     """The client of another project."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -31,11 +31,11 @@ def generation_id() -> Iterator[str]:
     reader_deadlines.forget([name])
 
 
-def tell(read: Mapping[str, int], left: Mapping[str, int]) -> None:
+def tell(read: Mapping[str, int], left: Mapping[str, int], begun: Collection[str] = ()) -> None:
     async def main() -> None:
         client = new_async_clients()[0]
         try:
-            await refresh_reader_deadlines(client, read, left)
+            await refresh_reader_deadlines(client, read, left, begun)
         finally:
             await client.aclose()
 
@@ -55,6 +55,16 @@ def test_one_that_is_read_is_pushed_on(generation_id: str) -> None:
     tell({generation_id: 3}, {})
     assert generation_id not in reader_deadlines.passed()
     assert 4 < seconds_left(generation_id) <= 8
+
+
+def test_one_that_is_read_for_its_request_has_its_grace_though_redis_was_emptied(
+    generation_id: str,
+) -> None:
+    """It ran to its end after its client had left."""
+    tell({generation_id: 3}, {}, {generation_id})
+    assert 4 < seconds_left(generation_id) <= 8
+    tell({}, {generation_id: 3})
+    assert 1 < seconds_left(generation_id) <= 3
 
 
 def test_one_that_is_left_has_its_grace(generation_id: str) -> None:

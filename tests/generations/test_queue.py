@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import redis
@@ -110,10 +111,14 @@ def test_what_was_refused_and_is_claimed_already_is_stopped(api_key: Key, model:
     assert load_document(new.public_id, ChatAssembly).is_cancelled
 
 
+@pytest.mark.parametrize("is_delivered", [False, True])
 def test_what_was_committed_without_an_answer_does_not_run(
-    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch
+    api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch, is_delivered: bool
 ) -> None:
-    """The database died after it had committed: the client is told of an error."""
+    """The database died after it had committed: the client is told of an error.
+
+    The line of a batch runs: it has no client, and ended as cancelled.
+    """
     insert = Generation.insert
 
     def lose_the_answer(row: Generation) -> None:
@@ -123,11 +128,11 @@ def test_what_was_committed_without_an_answer_does_not_run(
     monkeypatch.setattr(Generation, "insert", lose_the_answer)
     new, document = new_row(api_key[0], model)
     with pytest.raises(OperationalError):
-        enqueue(new, document, "web.one")
+        enqueue(new, replace(document, is_delivered=is_delivered), "web.one")
     assert Generation.objects.get(public_id=new.public_id).status == Status.QUEUED
     # A worker may have claimed it already: that one learns of the cancel, others have nothing.
     loaded = load_document(new.public_id, ChatAssembly)
-    assert (loaded.document, loaded.is_cancelled) == (None, True)
+    assert (loaded.document, loaded.is_cancelled) == (None, not is_delivered)
     assert count_wake_ups(model) == 0
 
 

@@ -270,6 +270,15 @@ def test_stream_made_anew_ends_as_the_site_has_it(chain: Chain, settings: Settin
     assert DONE not in replay(ended).frames
 
 
+def test_response_that_is_deleted_while_it_is_read_is_not_found(chain: Chain) -> None:
+    """Its stream was a 500, and its object had no output."""
+    stored = chain.turn("a", "A")
+    delete(stored)
+    for read_it in (current_response, replay):
+        with pytest.raises(NotFoundError):
+            read_it(stored)
+
+
 def test_end_of_what_is_not_stored_is_not_kept() -> None:
     assembler = new_assembler()
     assembler.complete()

@@ -23,7 +23,7 @@ def push_known(deadlines: Deadlines, after_s: Mapping[str, float]) -> None:
     async def main() -> None:
         client = new_async_clients()[0]
         try:
-            await deadlines.push_known(client, after_s)
+            await deadlines.push_many(client, after_s, "XX")
         finally:
             await client.aclose()
 

@@ -7,6 +7,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -37,6 +38,7 @@ from inference_site.runs.usage.pruning import prune_generations, prune_old
 from responses_api import deletion
 from responses_api.models import Conversation, Item, McpApproval, ResponseStatus, StoredResponse
 from tests.generations.rows import create_generation
+from tests.waiting import wait_for_a_wait
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -61,13 +63,14 @@ def old(days: float) -> dt.datetime:
     return timezone.now() - dt.timedelta(days=days)
 
 
-def response(key: ApiKey, name: str, at: dt.datetime) -> None:
+def response(key: ApiKey, name: str, at: dt.datetime, **fields: Any) -> None:
     StoredResponse.objects.create(
         public_id=name,
         project=key.project,
         model="m",
         status=ResponseStatus.COMPLETED,
         created_at=at,
+        **fields,
     )
 
 
@@ -174,6 +177,24 @@ def test_imported_objects_are_deleted_behind_younger_ones(kind: str) -> None:
         make(key, f"{days}", old(days))
     prune_old(threading.Event())
     assert set(model.objects.values_list(name, flat=True)) == {"5", "4", "3", "2"}
+
+
+def test_a_conversation_that_is_continued_while_it_is_about_to_be_deleted_stays() -> None:
+    key = key_of("a", conversations_days=10)
+    conversation(key, "old", old(60))
+
+    def prune() -> None:
+        with release_connection_after():
+            deletion.prune(time.monotonic() + 60)
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            found = Conversation.objects.select_for_update().get()
+            deleting = pool.submit(prune)
+            wait_for_a_wait()
+            response(key, "new", timezone.now(), conversation=found)
+        deleting.result(60)
+    assert Conversation.objects.get().deleted_at is None
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import io
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from django.db import transaction
 
 from inference_site.accounts.models import ApiKey
+from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
-from inference_site.files.models import StoredFile
+from inference_site.files.models import FileState, StoredFile
 from inference_site.runs.streams.batches import Ending
 from inference_site.vector_stores import kinds
 from inference_site.vector_stores.models import (
     MAX_ATTEMPTS,
+    Chunk,
     IndexingStatus,
     VectorStore,
     VectorStoreFile,
 )
+from tests.waiting import wait_for_a_wait
 from worker.indexing import Indexing, _Document
 
 pytestmark = pytest.mark.django_db
@@ -82,6 +88,44 @@ def test_a_claim_that_its_worker_does_not_know_of_is_over(entry: VectorStoreFile
     again = claimed("one")
     assert again is not None
     assert again.attempts == 1
+
+
+def test_a_file_that_is_added_again_is_not_claimed_by_the_worker_that_still_reads_it(
+    entry: VectorStoreFile,
+) -> None:
+    """Both threads had one claim: the first completed the file after the second had deleted the
+    chunks.
+    """
+    assert claimed("one") is not None
+    VectorStoreFile.objects.filter(pk=entry.pk).cancel()
+    again = {"status": IndexingStatus.IN_PROGRESS, "attempts": 0, "worked_by": ""}
+    VectorStoreFile.objects.filter(pk=entry.pk).update(**again)
+    assert claimed("one", held=(entry.pk,)) is None
+    assert claimed("one") is not None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_file_is_deleted_while_a_worker_adds_its_chunks(entry: VectorStoreFile) -> None:
+    """The client got a 500, though nobody could read the file any more."""
+    claim = claimed()
+    assert claim is not None
+
+    def delete() -> None:
+        with release_connection_after():
+            storage.delete([entry.file])
+
+    chunk = Chunk(store=entry.store, file=entry, position=0, embedding=[1.0], dimensions=1)
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            assert VectorStoreFile.objects.is_held(claim)
+            deleting = pool.submit(delete)
+            wait_for_a_wait()
+            chunk.save()
+        deleting.result(60)
+    assert StoredFile.objects.get().state == FileState.DELETING
+    assert not VectorStoreFile.objects.renew(claim, 600)
+    assert storage.prune(time.monotonic() + 60) == 1
+    assert not Chunk.objects.exists()
 
 
 def test_the_stop_of_a_worker_is_no_attempt_to_index_its_file(entry: VectorStoreFile) -> None:

@@ -139,11 +139,13 @@ class Deadlines:
         """Set the deadline of an id, in seconds from now."""
         site_client().eval(_PUSH, 1, self.key, condition, after_s, id_)
 
-    async def push_known(self, client: redis.asyncio.Redis, after_s: Mapping[str, float]) -> None:
-        """Set the deadlines of those ids that have one, each in seconds from now."""
+    async def push_many(
+        self, client: redis.asyncio.Redis, after_s: Mapping[str, float], condition: Condition
+    ) -> None:
+        """Set the deadlines of ids, each in seconds from now."""
         arguments = [part for id_, seconds in after_s.items() for part in (seconds, id_)]
         if arguments:
-            await client.eval(_PUSH, 1, self.key, "XX", *arguments)
+            await client.eval(_PUSH, 1, self.key, condition, *arguments)
 
     def passed(self) -> list[str]:
         """Return the ids whose deadline has passed; none just after the clock has jumped ahead."""
