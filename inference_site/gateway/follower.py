@@ -21,7 +21,8 @@ class Follower:
     It holds what its client has not read, up to a bound. Then ``is_behind`` is set and it takes
     nothing more; once its batches are taken, the hub reads on in the event log. ``grace_s`` is how
     long the generation goes on after its last reader left (see ``runs.cancellation``). It
-    ``has_begun`` if it reads for the request that made the generation. ``stored`` is the stream to
+    ``has_begun`` if it reads for the request that made the generation. ``is_stored``: the result
+    was stored when it began to read, and may be deleted meanwhile. ``stored`` is the stream to
     rebuild from the database before anything is delivered.
     """
 
@@ -35,6 +36,7 @@ class Follower:
         "has_begun",
         "has_ended",
         "is_behind",
+        "is_stored",
         "next_number",
         "received_at",
         "stored",
@@ -50,7 +52,7 @@ class Follower:
         self._batches: list[Batch] = []
         self._held = 0
         self.has_begun = self.has_ended = False
-        self.is_behind = False
+        self.is_behind = self.is_stored = False
         self.waits_for_end = False
         """Frames that it needs are lost, but will be stored when the stream ends."""
         self._waiter: asyncio.Future[None] | None = None

@@ -32,7 +32,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from prometheus_client import Counter
 
-from inference_site.core.errors.api_errors import StreamLostError
+from inference_site.core.errors.api_errors import NotFoundError, StreamLostError
 from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.postgresql import in_database_thread
 from inference_site.core.storage.redis import new_async_clients, shard_of
@@ -118,15 +118,18 @@ class Hub:
         *,
         has_ended: bool,
         skips_log: bool = False,
+        is_stored: bool = False,
     ) -> Follower | None:
         """Add a reader of a stream that began before; return None if its frames are kept nowhere.
 
         The reader begins with the event log and goes on live. If the generation ``has_ended`` and
         the log lacks the next frame, will never get its ending, or is not to be used
         (``skips_log``), the stream is rebuilt from what is stored. A gap further on in the log is
-        found when it is read. For threads of views. Raise RedisError.
+        found when it is read. If the result ``is_stored`` and is deleted before the reader has
+        begun, its stream ends with an error. For threads of views. Raise RedisError.
         """
         follower = Follower(generation_id, after, grace_s)
+        follower.is_stored = is_stored
         number = follower.next_number
         found = LogPosition(is_empty=True, has_ended=False)
         if not skips_log:
@@ -189,7 +192,10 @@ class Hub:
         async with self._shared.lock(follower.generation_id):
             follower.is_behind = False
             if not self._shared.offer_to(follower):
+                number = follower.next_number
                 await self._catch_up([follower])
+                if follower.is_stored and follower.next_number == number:
+                    self._start_database_task(self._end_deleted, [follower])
 
     def ensure_running(self) -> None:
         """Start the hub's tasks on this event loop, once."""
@@ -408,6 +414,17 @@ class Hub:
             reader.waits_for_end = reader.generation_id in stored and reader not in renumbered
         _end_lost([reader for reader in lost if not reader.waits_for_end], rows)
 
+    async def _end_deleted(self, followers: Sequence[Follower]) -> None:
+        """End the readers of results that were deleted, and their logs with them."""
+        rows = await _rows_of(followers, status__in=TERMINAL)
+        deleted = await in_database_thread(partial(_deleted, rows.values()))
+        for follower in followers:
+            if follower.generation_id in deleted:
+                first = follower.next_number
+                kind = kind_of(rows[follower.generation_id].kind)
+                ending = kind.failure(NotFoundError(), first=first)
+                follower.offer(Batch(first, ending.frames, replace(ending, frames=())))
+
     async def _end_vanished(self, followers: Sequence[Follower]) -> None:
         """End the readers of generations that have ended and whose log was lost with its Redis."""
         # The row ends before the stream does. Leave time to the worker that is about to write the
@@ -449,6 +466,12 @@ def _will_be_stored(rows: Iterable[Generation]) -> set[str]:
     """Return the ids of running generations whose results are stored and not deleted."""
     checks = {r.public_id: kind_of(r.kind).is_deleted for r in rows if r.status not in TERMINAL}
     return {id_ for id_, is_deleted in checks.items() if is_deleted and not is_deleted(id_)}
+
+
+def _deleted(rows: Iterable[Generation]) -> set[str]:
+    """Return the ids of those whose results, which were stored, are deleted."""
+    checks = {row.public_id: kind_of(row.kind).is_deleted for row in rows}
+    return {id_ for id_, is_deleted in checks.items() if is_deleted and is_deleted(id_)}
 
 
 async def _replay(followers: Iterable[Follower], rows: Mapping[str, Generation]) -> None:

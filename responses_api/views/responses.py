@@ -251,7 +251,13 @@ def stream(request: Request, stored: StoredResponse, after: int, grace_s: int = 
     is_compacted = has_ended and stored.deltas is None
     # Without deltas in the row, frames were lost while it ran, so the log may have a gap.
     follower = hub.resume(
-        stored.public_id, RESPONSE, after, grace_s, has_ended=has_ended, skips_log=is_compacted
+        stored.public_id,
+        RESPONSE,
+        after,
+        grace_s,
+        has_ended=has_ended,
+        skips_log=is_compacted,
+        is_stored=True,
     )
     if follower is None:  # It was deleted a moment ago.
         raise NotFoundError

@@ -34,6 +34,7 @@ from inference_site.runs.streams.request_documents import (
     load_document,
     save_document,
 )
+from responses_api.deletion import delete
 from responses_api.events import DONE, decode
 from responses_api.models import StoredResponse
 from tests.generations.rows import chat_document, create_generation
@@ -323,6 +324,31 @@ def test_who_comes_to_a_hole_in_the_log_of_what_is_over_reads_on_in_what_is_stor
         assert [decode(f) for f in frames(rests[0])] == [decode(f) for f in sent[3:]]
         assert rests[0][-1].ending is not None
         assert frames(rests[1]) == [*sent[:3], *frames(rests[0])]
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_who_begins_to_read_what_is_deleted_at_that_moment_is_told_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key, *, has_ended: bool
+) -> None:
+    """It waited for 10 s, and then its stream was lost."""
+    chain = Chain(api_key[0])
+    ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), STOP)
+
+    async def scenario(site: Site) -> None:
+        await site.write(ended.public_id, Batch(0, sent, END) if has_ended else Batch(0, sent[:3]))
+        follower = await sync_to_async(site.hub.resume)(
+            ended.public_id, "response", has_ended=has_ended, is_stored=True
+        )
+        assert follower is not None
+        await sync_to_async(release_connection_after()(delete))(ended)
+        await site.hub.read_on(follower)
+        (last,) = await site.next(follower)
+        assert last.ending is not None
+        assert (last.ending.status, last.ending.is_early) == (404, True)
+        check("error", decode(last.frames[0]))
 
     on_site(monkeypatch, scenario)
 
