@@ -147,12 +147,7 @@ def approved_calls(
     for answer in answers:
         question = questions.get(str(answer.get("approval_request_id")))
         if question is None:
-            raise InvalidRequestError(
-                "Invalid 'input': no approval request with the id "
-                f"{str(answer.get('approval_request_id'))[:100]!r} is stored.",
-                param="input",
-                code="invalid_value",
-            )
+            raise _not_stored(answer)
         if not is_approved(answer) or question.server_label != server_label:
             continue
         id_, arguments = question.item.public_id, question.item.data["arguments"]
@@ -164,11 +159,21 @@ def approved_calls(
         yield ApprovedCall(id_, question.server_label, question.name, arguments)
 
 
+def _not_stored(answer: ItemData) -> InvalidRequestError:
+    return InvalidRequestError(
+        "Invalid 'input': no approval request with the id "
+        f"{str(answer.get('approval_request_id'))[:100]!r} is stored.",
+        param="input",
+        code="invalid_value",
+    )
+
+
 def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: str) -> None:
     """Record the answers of a response, in the transaction that accepts it.
 
-    Raise InvalidRequestError for a question that was answered before. It may be answered again if
-    the response with the answer failed or was cancelled before it made the call.
+    Raise InvalidRequestError for a question that was answered before, or was deleted meanwhile. It
+    may be answered again if the response with the answer failed or was cancelled before it made the
+    call.
     """
     questions = questions_of(answers, project_id)
     # Those of other sites are left out: no call is made for them here.
@@ -176,7 +181,9 @@ def answer_questions(answers: Sequence[ItemData], project_id: int, response_id: 
     pairs = [(found, answer) for found, answer in known if found is not None]
     # In one order: two responses with the same answers would wait for each other.
     for found, answer in sorted(pairs, key=lambda pair: pair[0].pk):
-        row = McpApproval.objects.select_for_update().get(pk=found.pk)
+        row = McpApproval.objects.select_for_update().filter(pk=found.pk).first()
+        if row is None:
+            raise _not_stored(answer)
         if row.answered_at is not None and not _may_answer_again(row, found.item.public_id):
             raise InvalidRequestError(
                 f"Invalid 'input': the approval request '{found.item.public_id}' was answered "

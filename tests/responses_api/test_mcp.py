@@ -16,6 +16,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.mcp.access import LIST_TOOLS, unseal_headers
 from inference_site.mcp.models import McpServer
 from inference_site.runs.queue import new_id
+from responses_api import mcp_approvals
 from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.mcp import TYPE
@@ -295,6 +296,18 @@ def test_question_is_answered_once(project: Project) -> None:
     answer_questions([answer(id_, approve=False)], project.pk, "resp_3")
     row = McpApproval.objects.get()
     assert (row.approve, row.answered_by) == (False, "resp_3")
+
+
+def test_answer_to_a_question_that_is_deleted_meanwhile_is_refused(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a 500."""
+    id_ = asked(project)
+    found = mcp_approvals.questions_of([answer(id_)], project.pk)
+    monkeypatch.setattr(mcp_approvals, "questions_of", lambda *_: found)
+    McpApproval.objects.all().delete()
+    with pytest.raises(InvalidRequestError):
+        answer_questions([answer(id_)], project.pk, "resp_1")
 
 
 @pytest.mark.django_db(transaction=True)
