@@ -11,12 +11,12 @@ import datetime as dt
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from typing import IO
+from typing import IO, Any
 
 import orjson
-from django.db.models import Sum
+from django.db.models import Exists, OuterRef, QuerySet, Sum
 from django.utils import timezone
 
 from inference_site.batches.models import (
@@ -41,6 +41,7 @@ HELD_S = 60.0
 _RENEWED_EVERY = 2_000
 _DELETING_S = 0.5
 _READ_AT_ONCE = 200
+_TOKENS = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 _SKIPPED = {
     BatchStatus.EXPIRED: "This request could not be executed before the completion window expired.",
     BatchStatus.CANCELLED: "The batch was cancelled before this request was executed.",
@@ -192,7 +193,11 @@ def texts_of(file: StoredFile) -> Iterator[bytes]:
 
 def _lines(batch: Batch) -> Iterator[BatchLine]:
     """Yield all lines in order, without their requests."""
-    rows = BatchLine.objects.filter(batch=batch).defer("request").order_by("number")
+    return _in_order(BatchLine.objects.filter(batch=batch))
+
+
+def _in_order(lines: QuerySet[BatchLine]) -> Iterator[BatchLine]:
+    rows = lines.defer("request").order_by("number")
     after = 0
     while some := list(rows.filter(number__gt=after)[:_READ_AT_ONCE]):
         yield from some
@@ -229,9 +234,31 @@ def _new_file(
 
 
 def _usage_of(batch: Batch) -> dict[str, int]:
-    """Return the tokens of the generations that answered the lines."""
-    ids = BatchLine.objects.filter(batch=batch).exclude(generation_id=None).values("generation_id")
-    names = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
-    sums = {name: Sum(name, default=0) for name in names}
+    """Return the tokens of the generations that answered the lines.
+
+    Of a generation that was deleted after its retention, the tokens are read from the answer.
+    """
+    lines = BatchLine.objects.filter(batch=batch).exclude(generation_id=None)
+    sums = {name: Sum(name, default=0) for name in _TOKENS}
+    ids = lines.values("generation_id")
     found: dict[str, int] = Generation.objects.filter(public_id__in=ids).aggregate(**sums)
+    rows = Generation.objects.filter(public_id=OuterRef("generation_id"))
+    for line in _in_order(lines.filter(~Exists(rows)).exclude(answer="")):
+        usage = orjson.loads(line.answer).get("usage") or {}
+        found = {name: found[name] + tokens for name, tokens in _tokens_of(usage).items()}
     return found
+
+
+def _tokens_of(usage: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens of an answer's usage, in the form of any endpoint of batches."""
+    given = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+    made = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
+    # Anthropic's API counts them apart from the other input.
+    read, written = (usage.get(f"cache_{name}_input_tokens") or 0 for name in ("read", "creation"))
+    counts = (
+        (usage.get("input_tokens") or usage.get("prompt_tokens") or 0) + read + written,
+        given.get("cached_tokens") or read,
+        usage.get("output_tokens") or usage.get("completion_tokens") or 0,
+        made.get("reasoning_tokens") or 0,
+    )
+    return dict(zip(_TOKENS, counts, strict=True))

@@ -6,6 +6,7 @@ import datetime as dt
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -15,7 +16,7 @@ from inference_site.accounts.keys import revoke_key
 from inference_site.accounts.models import ApiKey
 from inference_site.batches import feeding
 from inference_site.batches.feeding import Feeder
-from inference_site.batches.models import ANTHROPIC, Batch, BatchStatus, LineState
+from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus, LineState
 from inference_site.batches.requests import new_line
 from inference_site.catalogue.fleet.leases import (
     Lease,
@@ -148,6 +149,48 @@ def test_a_batch_of_a_revoked_key_is_cancelled_though_all_of_its_lines_are_in_th
         feeder.prepare()
     batch.refresh_from_db()
     assert (batch.status, batch.skipped) == (BatchStatus.CANCELLED, 3)
+
+
+def test_usage_of_a_batch_counts_generations_past_their_retention(api_key: Key) -> None:
+    """Only the rows that were there at the end were counted."""
+    batch = new_batch(api_key[0])
+    input_details, output_details = {"cached_tokens": 1}, {"reasoning_tokens": 2}
+    answers: list[dict[str, Any]] = [
+        {
+            "prompt_tokens": 4,
+            "completion_tokens": 3,
+            "prompt_tokens_details": input_details,
+            "completion_tokens_details": output_details,
+        },
+        {"input_tokens": 10, "output_tokens": 20, "output_tokens_details": output_details},
+        {
+            "input_tokens": 5,
+            "cache_read_input_tokens": 6,
+            "cache_creation_input_tokens": 7,
+            "output_tokens": 8,
+        },
+        {},
+        {"prompt_tokens": 1_000_000},
+    ]
+    for number, usage in enumerate(answers, start=1):
+        BatchLine.objects.create(
+            batch=batch,
+            number=number,
+            state=LineState.ENDED,
+            status_code=200,
+            generation_id=f"chatcmpl-{number}",
+            answer=orjson.dumps({"usage": usage}).decode(),
+        )
+    create_generation(api_key[0], public_id="chatcmpl-5", input_tokens=100, output_tokens=200)
+    Batch.objects.update(status=BatchStatus.FINALIZING, total=len(answers))
+    Feeder().prepare()
+    batch.refresh_from_db()
+    assert batch.usage == {
+        "input_tokens": 4 + 10 + 18 + 100,
+        "cached_tokens": 1 + 6,
+        "output_tokens": 3 + 20 + 8 + 200,
+        "reasoning_tokens": 2 + 2,
+    }
 
 
 def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
