@@ -83,7 +83,7 @@ class KeyedRequest(models.Model):
 
 _FIND = """
 SELECT known.id, known.request, known.generation_id, known.grace_s, known.status, known.body,
-       run.status, run.kind, run.streamed
+       run.status, run.kind, run.streamed, run.model
 FROM idempotency_keyedrequest known
 LEFT JOIN generations_generation run
        ON run.public_id = known.generation_id AND known.generation_id <> ''
@@ -138,7 +138,8 @@ SELECT (SELECT count(*) FROM emptied) + (SELECT count(*) FROM deleted)
 class KeyUse:
     """A request of the last day that used a key.
 
-    ``run_status``, ``kind`` and ``streamed`` are those of the generation; None without one.
+    ``run_status``, ``kind``, ``streamed`` and ``model`` are those of the generation; None without
+    one.
     """
 
     id: int
@@ -150,6 +151,7 @@ class KeyUse:
     run_status: str | None
     kind: str | None
     streamed: bool | None
+    model: str | None
 
 
 class KeyTaken(Exception):

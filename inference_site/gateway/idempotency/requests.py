@@ -136,6 +136,8 @@ def _repeated(request: Request, claim: KeyClaim) -> tuple[HttpResponse | None, i
             code="idempotency_key_reused",
         )
     answer = _first_answer(request, use)
+    if answer is not None and use.model is not None:
+        answer["x-model"] = use.model
     return answer, use.id if answer is None else None
 
 
