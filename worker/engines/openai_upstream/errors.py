@@ -7,6 +7,7 @@
 | 401, 403, 404 | EngineUnavailable: the operator must fix it, so the details go to the log |
 | 429 | RateLimited, with its Retry-After |
 | 503 | EngineUnavailable, with its Retry-After |
+| 500 to tokens without a text (llama.cpp: ``vector::_M_range_check``) | InvalidRequest |
 | other, the message says that the engine has ended | ModelServerUnreachable |
 | other | GenerationFailed |
 
@@ -171,6 +172,8 @@ class ErrorReader:
                     f"The server of the model '{self._id}' is overloaded.",
                     retry_after_s(headers),
                 )
+            case 500 if request.operation == "detokenize" and "range" in message:
+                return InvalidRequest("It holds an id that is no token of this model.", "tokens")
             case _ if _ENDED.search(message):
                 return ModelServerUnreachable(
                     f"The server of the model '{self._id}' cannot be reached.", is_suspect=True

@@ -188,6 +188,20 @@ def test_tokens_of_texts_and_texts_of_tokens(
     assert sink.deltas == [TokensDelta((1, 2)), Finish("stop"), TextDelta("Hi"), Finish("stop")]
 
 
+def test_an_unknown_token_is_refused(server: UpstreamServer, load: Load) -> None:
+    """llama-server answers with a 500, and so did the platform."""
+    message = "vector::_M_range_check: __n (which is 1000000000) >= this->size() (which is 151936)"
+    error = {"code": 500, "message": message, "type": "server_error"}
+    server.answers = [lambda talk: talk.say(500, {"error": error})]
+    engine = load(flavor="llama_cpp")
+    with pytest.raises(InvalidRequest) as raised:
+        engine.run(
+            GenerationRequest("m", operation="detokenize", prompts=((1_000_000_000,),)),
+            RecordingSink(),
+        )
+    assert raised.value.param == "tokens"
+
+
 @pytest.mark.parametrize(("flavor", "answers"), [("vllm", VLLM), ("llama_cpp", LLAMA_CPP)])
 def test_a_chat_is_rendered_as_the_server_would(
     server: UpstreamServer, load: Load, flavor: str, answers: dict[str, Any]
