@@ -149,6 +149,12 @@ def test_bad_forms(http: httpx.Client) -> None:
         400,
         "invalid_request_error",
     )
+    for name in ("..", "/"):
+        unnamed = http.post(
+            "/v1/files", data={"purpose": "user_data"}, files={"file": (name, b"x")}
+        )
+        assert unnamed.status_code == 400
+        assert f"The file name '{name}' is not valid." in unnamed.text
     odd = {"purpose": "user_data", "odd": "1"}
     named = http.post("/v1/files", data=odd, files={"file": ("a.txt", b"x")})
     assert (named.status_code, named.headers["x-unsupported-params"]) == (200, "odd")

@@ -24,6 +24,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from inference_site.core.errors.api_errors import FileStorageError, InvalidRequestError
+from inference_site.gateway.api.payload import shown_name
 
 MEDIA_TYPE = "multipart/form-data"
 _ENTRY = re.compile(r"([^\[\]]+)\[([^\[\]]*)\]")
@@ -86,9 +87,12 @@ class FileFormParser(FormParser):
 def _parsed(
     request: Request, stream: IO[bytes], handlers: list[FileUploadHandler]
 ) -> tuple[dict[str, Any], dict[str, UploadedFile[Any]]]:
-    """Return the fields and the files of a form; of files with one name, the first."""
+    """Return the fields and the files of a form; of files with one name, the first.
+
+    Raise InvalidRequestError for a malformed form, and for a file whose name is none.
+    """
     try:
-        fields, files = MultiPartParser(request.META, cast(Any, stream), handlers).parse()
+        fields, files = _Parser(request.META, cast(Any, stream), handlers).parse()
     except (MultiPartParserError, SuspiciousOperation, RequestDataTooBig) as exc:
         message = f"We could not parse the form of your request: {exc}."
         raise InvalidRequestError(message) from exc
@@ -104,6 +108,17 @@ def _parsed(
         else:
             body[entry[1]] = values
     return body, {name: uploaded[0] for name, uploaded in files.lists()}
+
+
+class _Parser(MultiPartParser):
+    """Django's parser, which would leave out a file whose name is a folder's."""
+
+    def sanitize_file_name(self, file_name: str) -> str:
+        """Return the last part of a file's name. Raise InvalidRequestError if it names no file."""
+        name = super().sanitize_file_name(file_name)
+        if name is None:
+            raise InvalidRequestError(f"The file name '{shown_name(file_name)}' is not valid.")
+        return name
 
 
 class _InNamelessFile(TemporaryFileUploadHandler):
