@@ -352,6 +352,10 @@ def _assistant(content: str | Sequence[Any], where: str, history: History) -> It
             turn.answer(param, block.tool_use_id, _site_result(block, param, history))
             turn.has_results = True
             continue
+        if isinstance(block, wire.ForeignBlock):
+            # After a result that is left out, as after others, the next turn of the model begins.
+            turn.has_results = turn.has_results or bool(turn.answered)
+            continue
         if isinstance(block, wire.RedactedThinkingBlock | wire.McpToolListingBlock):
             continue
         if turn.has_results:  # The next turn of the model begins.
@@ -454,6 +458,8 @@ def _user(message: wire.RequestMessage, where: str) -> Iterator[Placed]:
 def _parts(block: Any, where: str) -> list[Body]:
     """Return the parts of a chat message that a block of a user is."""
     match block:
+        case wire.ForeignBlock():
+            return []
         case wire.TextBlock(text=text):
             return [_text(text, where)]
         case wire.ImageBlock(source=wire.UrlSource(url=url)):

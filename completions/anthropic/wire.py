@@ -260,6 +260,23 @@ class RedactedThinkingBlock(_Block):
     data: str
 
 
+class ForeignBlock(_Block):
+    """A block of what only Anthropic runs or makes. The model is not shown it."""
+
+    type: Literal[
+        "bash_code_execution_tool_result",
+        "code_execution_tool_result",
+        "compaction",
+        "container_upload",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+    ]
+
+    def _ignored(self) -> Iterator[str]:
+        yield self.type
+
+
 RequestBlock = Annotated[
     TextBlock
     | ImageBlock
@@ -274,7 +291,8 @@ RequestBlock = Annotated[
     | McpToolResultBlock
     | McpToolListingBlock
     | ThinkingBlock
-    | RedactedThinkingBlock,
+    | RedactedThinkingBlock
+    | ForeignBlock,
     Field(discriminator="type"),
 ]
 

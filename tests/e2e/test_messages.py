@@ -721,6 +721,27 @@ def test_tools_of_anthropics_are_shown_or_named(http: httpx.Client) -> None:
     assert "tools[].web_fetch_20250910" in answer.headers["x-unsupported-params"]
 
 
+def test_blocks_of_tools_of_anthropics_are_left_out_and_named(http: httpx.Client) -> None:
+    call_id, page = "srvtoolu_1", {"url": "https://a.example/"}
+    answered = [
+        {"type": "compaction", "content": "Nothing so far."},
+        {"type": "server_tool_use", "id": call_id, "name": "web_fetch", "input": page},
+        {"type": "web_fetch_tool_result", "tool_use_id": call_id, "content": page},
+        {"type": "text", "text": "I cannot read it."},
+    ]
+    upload = {"type": "container_upload", "file_id": "file_1"}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Read https://a.example/"}, upload]},
+        {"role": "assistant", "content": answered},
+        *HELLO,
+    ]
+    answer = http.post("/v1/messages", json={**GREEDY, "messages": messages})
+    assert answer.status_code == 200, answer.text
+    types = ("container_upload", "compaction", "web_fetch_tool_result")
+    names = ", ".join(f"messages[].content[].{type_}" for type_ in types)
+    assert answer.headers["x-unsupported-params"].replace(",", ", ").replace("  ", " ") == names
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
