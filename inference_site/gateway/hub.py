@@ -6,8 +6,8 @@ late, misses a frame, or receives nothing for a second.
 
 A log may expire before a reader reaches its end, or Redis may lose it. If the generation has ended
 and its result is stored, the reader gets the rest from the database. If it still runs and its
-result will be stored, the reader waits for its end. Every other reader gets the error
-``stream_lost``.
+result will be stored, the reader waits for its end. A reader of a result that was deleted gets a
+404. Every other reader gets the error ``stream_lost``.
 """
 
 from __future__ import annotations
@@ -194,7 +194,8 @@ class Hub:
             if not self._shared.offer_to(follower):
                 number = follower.next_number
                 await self._catch_up([follower])
-                if follower.is_stored and follower.next_number == number:
+                has_read = follower.has_ended or follower.next_number > number
+                if follower.is_stored and not has_read:
                     self._start_database_task(self._end_deleted, [follower])
 
     def ensure_running(self) -> None:
