@@ -96,7 +96,8 @@ class ModelLoader:
             if asleep.spec == spec:
                 asleep.wake()
                 return asleep
-            asleep.close()
+            with self._takes_memory(asleep):
+                asleep.close()
         return ServedModel(spec, self.worker.changed, self.worker.announce_fault)
 
     def start(self) -> None:
@@ -500,7 +501,8 @@ class ModelLoader:
 
     def _end_sleep(self, model_id: str) -> None:
         if asleep := self._sleeping.pop(model_id, None):
-            asleep.close()
+            with self._takes_memory(asleep):
+                asleep.close()
             self.worker.lease.renew()
             logger.info("ended the sleeping server of model %s", model_id)
 

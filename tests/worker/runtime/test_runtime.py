@@ -707,8 +707,9 @@ def test_of_two_orders_that_wait_for_the_same_run_the_last_counts_and_no_engine_
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(("is_asleep", "wanted"), [(False, "m"), (True, "other")])
 def test_a_model_takes_its_room_until_its_server_has_ended(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_asleep: bool, wanted: str
 ) -> None:
     """A model that is loaded while its server still ends would need the memory twice."""
     settings.MAX_LOADED_MODELS = 1
@@ -721,6 +722,9 @@ def test_a_model_takes_its_room_until_its_server_has_ended(
             opened.append(self)
             most.append(len(opened))
 
+        def sleep(self) -> bool:
+            return True
+
         def close(self) -> None:
             is_closing.set()
             go_on.wait(60)
@@ -729,14 +733,16 @@ def test_a_model_takes_its_room_until_its_server_has_ended(
     monkeypatch.setattr(served_model, "load_engine", SlowToClose)
     with started([ModelSpec("m", "scripted")]) as worker:
         monkeypatch.setattr(worker.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+        if is_asleep:
+            worker.loader.unload("m", may_sleep=True)
         unloading = threading.Thread(target=worker.loader.unload, args=["m"])
         unloading.start()
         assert is_closing.wait(60)
-        worker.loader.load_replica("m")
+        worker.loader.load_replica(wanted)
         time.sleep(0.5)
         go_on.set()
         unloading.join(60)
-        wait_until(lambda: worker.open_models() == ["m"])
+        wait_until(lambda: worker.open_models() == [wanted])
     assert max(most) == 1
 
 
