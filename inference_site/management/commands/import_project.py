@@ -53,34 +53,33 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, project: str, folder: Path, create: bool, **__: Any) -> None:
         with _one_import(folder):
-            self._import(project, folder, create)
-
-    def _import(self, project: str, folder: Path, create: bool) -> None:
-        modules = {kind: module for module in transfers() for kind in module.LINES}
-        try:
-            total = _check(folder, modules)
-        except OSError as exc:
-            raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
-        found = Project.objects.filter(name=project).first()
-        if found is None and create:
+            modules = {kind: module for module in transfers() for kind in module.LINES}
             try:
-                Project._meta.get_field("name").clean(project, None)
-            except InvalidName as exc:
-                raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
-            found = Project.objects.create(name=project)
-        if found is None:
-            raise CommandError(f"There is no project {project}; --create creates it.")
-        new: Counter[str] = Counter()
-        with _no_kept_statements():
-            for batch in _batches(_lines(folder, modules)):
-                kind = batch[0][2].kind
-                if kind in modules:
-                    imported_at = {"imported_at": timezone.now()}
-                    SiteSettings.objects.update_or_create(pk=1, defaults=imported_at)
-                    new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
-        for kind, count in total.items():
-            known = count - new[kind]
-            self.stdout.write(f"{new[kind]} × {kind}" + (f", {known} known already" * bool(known)))
+                total = _check(folder, modules)
+            except OSError as exc:
+                raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+            found = Project.objects.filter(name=project).first()
+            if found is None and create:
+                try:
+                    Project._meta.get_field("name").clean(project, None)
+                except InvalidName as exc:
+                    raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
+                found = Project.objects.create(name=project)
+            if found is None:
+                raise CommandError(f"There is no project {project}; --create creates it.")
+            new: Counter[str] = Counter()
+            with _no_kept_statements():
+                for batch in _batches(_lines(folder, modules)):
+                    kind = batch[0][2].kind
+                    if kind in modules:
+                        imported_at = {"imported_at": timezone.now()}
+                        SiteSettings.objects.update_or_create(pk=1, defaults=imported_at)
+                        new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
+            for kind, count in total.items():
+                known = count - new[kind]
+                self.stdout.write(
+                    f"{new[kind]} × {kind}" + (f", {known} known already" * bool(known))
+                )
 
 
 @contextmanager
