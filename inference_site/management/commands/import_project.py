@@ -156,23 +156,22 @@ def _lines(folder: Path, modules: dict[str, Transfer]) -> Iterator[Numbered]:
                 raise CommandError(f"Line {number} has more than {_LONGEST_LINE} bytes.")
             if not text.endswith(b"\n"):
                 raise CommandError(f"Line {number} is cut off.")
-            yield number, len(text), _parsed(number, text, models)
-
-
-def _parsed(number: int, text: bytes, models: dict[str, type[Line]]) -> Line:
-    try:
-        # Of what a later release may add, the kind is read first.
-        kind = _KindOnly.model_validate_json(text).kind
-        if kind not in models:
-            raise CommandError(f"Line {number}: this site does not know the kind '{kind[:100]}'.")
-        if b"\\u0000" in text and replace_nul(given := orjson.loads(text)) != given:
-            raise CommandError(f"Line {number} is not valid: it has the character NUL.")
-        return models[kind].model_validate_json(text)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = f"'{where}': {first['msg']}" if where else first["msg"]
-        raise CommandError(f"Line {number} is not valid: {reason}.") from exc
+            try:
+                # Of what a later release may add, the kind is read first.
+                kind = _KindOnly.model_validate_json(text).kind
+                if kind not in models:
+                    raise CommandError(
+                        f"Line {number}: this site does not know the kind '{kind[:100]}'."
+                    )
+                if b"\\u0000" in text and replace_nul(given := orjson.loads(text)) != given:
+                    raise CommandError(f"Line {number} is not valid: it has the character NUL.")
+                line = models[kind].model_validate_json(text)
+            except ValidationError as exc:
+                first = exc.errors(include_url=False, include_input=False)[0]
+                where = ".".join(map(str, first["loc"]))
+                reason = f"'{where}': {first['msg']}" if where else first["msg"]
+                raise CommandError(f"Line {number} is not valid: {reason}.") from exc
+            yield number, len(text), line
 
 
 class _KindOnly(Line):
