@@ -18,7 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from django.conf import settings
 
-from inference_site.core.domain.errors import InvalidRequest
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.core.domain.errors import ImageNotSupported, InvalidRequest
 from inference_site.core.domain.request import (
     FilePart,
     GenerationRequest,
@@ -138,7 +140,8 @@ def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequ
 
     Images are checked. A request without media is returned as it is. Stored files are those of the
     project. Blocks while it fetches. Raise InvalidRequest, for the part's field, if an image or
-    file cannot be fetched or decoded, or is not allowed.
+    file cannot be fetched or decoded, or is not allowed; ImageNotSupported if a file is an image,
+    and the model reads none.
     """
     if not has_media(request):
         return request
@@ -149,7 +152,12 @@ def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequ
             return part
         try:
             if isinstance(part, FilePart):
-                return _read_file(part, project_id, allowance)
+                found = _read_file(part, project_id, allowance)
+                # Until the file is read, nobody knows that it is an image.
+                if isinstance(found, ImagePart) and not _sees(request.model):
+                    message = f"The model {request.model} reads no images."
+                    raise ImageNotSupported(message, part.param)
+                return found
             if part.url[:5].lower() == "data:":
                 content = _decode_data_url(part.url, allowance)
             else:
@@ -160,6 +168,11 @@ def resolve_media(request: GenerationRequest, project_id: int) -> GenerationRequ
 
     messages = (_with_parts(m, tuple(map(resolved, m.parts))) for m in request.messages)
     return replace(request, messages=tuple(messages))
+
+
+def _sees(model: str) -> bool:
+    spec = catalogue().models.get(model)
+    return spec is None or "vision" in model_capabilities(spec)
 
 
 def has_media(request: GenerationRequest) -> bool:

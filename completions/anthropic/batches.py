@@ -31,7 +31,7 @@ from inference_site.files import storage
 from inference_site.files.models import StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import keep_position, kept_position
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse, parse_query
+from inference_site.gateway.api.payload import WireObject, WireRequest, parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.runs.queue import new_id
 
@@ -117,7 +117,7 @@ class MessageBatchesView(MessagesApiView):
     @documented(answer=MessageBatch, body=MessageBatchRequest, error=wire.MessagesError)
     def post(self, request: Request) -> Response:
         """Create a batch of messages."""
-        body = parse(MessageBatchRequest, request.data)
+        body = self.parse(MessageBatchRequest, request.data)
         return Response(_wire(_create(caller_of(request), body), request).model_dump())
 
     @documented(answer=MessageBatchList, query=MessageBatchesQuery, error=wire.MessagesError)

@@ -209,6 +209,16 @@ def ignored_tools(body: wire.Prompt) -> list[str]:
     return [f"tools[].{tool.type}" for tool in _client_tools(body) if _schema_of(tool) is None]
 
 
+def unused_thinking(body: wire.Prompt, chat: Body) -> list[str]:
+    """Return the fields that ask for reasoning and have no effect on the chat."""
+    names = []
+    if body.thinking is not None and body.thinking.type in ("enabled", "adaptive"):
+        names += [] if "enable_thinking" in chat else ["thinking"]
+    if body.output_config is not None and body.output_config.effort is not None:
+        names += [] if "reasoning_effort" in chat else ["output_config.effort"]
+    return names
+
+
 def long_names(body: wire.MessagesRequest) -> dict[str, str]:
     """Return the names of the client's tools that are too long for the model, by the shorter ones.
 
@@ -472,6 +482,8 @@ def _parts(block: Any, where: str) -> list[Body]:
         case wire.SearchResultBlock():
             texts = "\n".join(text.text for text in block.content)
             return [_text(f"{block.title} ({block.source})\n{texts}", where)]
+        case wire.ToolReferenceBlock(tool_name=name):
+            return [_text(f"The tool {short_name(name)} can be called.", where)]
         case wire.SystemBlock():
             return [_text(_REMINDER.format(_all_text(block.content)), where)]
         case wire.DocumentBlock():

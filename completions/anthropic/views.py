@@ -15,11 +15,13 @@ from completions.anthropic.assembler import INPUT_TOKENS, MESSAGE, MessageAssemb
 from completions.anthropic.mapping import (
     Body,
     History,
+    client_field,
     client_path,
     ignored_tools,
     long_names,
     name_client_field,
     to_chat,
+    unused_thinking,
     with_client_paths,
 )
 from completions.anthropic.server_tools import ServerTools, numbered, server_tools
@@ -193,7 +195,9 @@ class _Given:
         if tools.unlisted:
             asked = _with_listing(asked, body, model)
         names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
-        names += ignored_fields(model, chat, asked)
+        names += unused_thinking(body, converted)
+        # Names with brackets are those of the client's tools.
+        names += (n if "[" in n else client_field(n) for n in ignored_fields(model, chat, asked))
         return cls(model, asked, tools, history.results, names, chat.user or "")
 
 

@@ -149,12 +149,25 @@ ResultBlock = Annotated[
 ]
 
 
+class ToolReferenceBlock(_Block):
+    """A block of type ``tool_reference``: a tool that the client's own search has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+ToolResultContent = Annotated[
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
+]
+
+
 class ToolResultBlock(_Block):
     """A block of type ``tool_result``: the result of the call that it names."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOr[ResultBlock] | None = None
+    content: TextOr[ToolResultContent] | None = None
     is_error: bool | None = None
 
 

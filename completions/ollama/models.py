@@ -53,7 +53,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.payload import WireObject, name_ignored_params, parse
+from inference_site.gateway.api.payload import WireObject
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.handoff import Feed, hand_feed
 from inference_site.gateway.submission.model_access import may_use
@@ -131,7 +131,7 @@ class ShowView(OllamaView):
     )
     def post(self, request: Request) -> Response:
         """Describe a model."""
-        body = parse(wire.ShowRequest, request.data)
+        body = self.parse(wire.ShowRequest, request.data)
         name = body.model or body.name
         if not name:
             raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
@@ -230,7 +230,7 @@ class PullView(OllamaView):
     )
     def post(self, request: Request) -> HttpResponse:
         """Let a worker fetch a model from the hub; it is served afterwards."""
-        body = parse(wire.PullRequest, request.data)
+        body = self.parse(wire.PullRequest, request.data)
         name = (body.model or body.name or "").strip()
         if not name:
             raise InvalidRequestError("Missing required parameter: 'model'.", param="model")
@@ -243,24 +243,21 @@ class PullView(OllamaView):
         known = catalogue().named(name, caller.project_name)
         if known is not None and may_use(caller, known):
             done = wire.OllamaPulled(status="success", model=known.id)
-            response: HttpResponse = Response(done.model_dump())
-        else:
-            if caller.allowed_models:
-                raise ForbiddenError(
-                    "This API key allows some models only, so it pulls no others.",
-                    param="model",
-                    code="model_not_allowed",
-                )
-            reference = str(_reference(name))
-            try:
-                pull = Pull.objects.join(reference)
-            except TooManyPulls as exc:
-                raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
-            logger.info("the pull %s of %s was requested", pull.pk, reference)
-            lines = _lines(_FollowedPull(pull.pk, caller.project_name))
-            response = hand_feed(request, Feed(lines, stream=body.stream is not False, lines=True))
-        name_ignored_params(response, body.ignored_params)
-        return response
+            return Response(done.model_dump())
+        if caller.allowed_models:
+            raise ForbiddenError(
+                "This API key allows some models only, so it pulls no others.",
+                param="model",
+                code="model_not_allowed",
+            )
+        reference = str(_reference(name))
+        try:
+            pull = Pull.objects.join(reference)
+        except TooManyPulls as exc:
+            raise RateLimitError(f"{MOST_UNFINISHED} pulls wait or run already.") from exc
+        logger.info("the pull %s of %s was requested", pull.pk, reference)
+        lines = _lines(_FollowedPull(pull.pk, caller.project_name))
+        return hand_feed(request, Feed(lines, stream=body.stream is not False, lines=True))
 
 
 def _reference(name: str) -> Reference:

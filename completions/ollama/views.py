@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -42,6 +43,8 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.request_documents import Document
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+_FIELDS = {"response_format": "format", "reasoning_effort": "think", "enable_thinking": "think"}
+"""Fields of a chat completion, and those of Ollama's that they are made from."""
 _OF_LOAD = ("num_ctx",)
 """Options of Ollama that apply when a model is loaded, so no request can set them here."""
 _IMAGE_TYPES = {"/9j/": "jpeg", "iVBOR": "png", "R0lGOD": "gif", "UklGR": "webp"}
@@ -52,7 +55,7 @@ Body = dict[str, Any]
 
 def to_chat(body: wire.ChatRequest) -> Body:
     """Return the body of a chat completion."""
-    messages = list(_messages(body.messages))
+    messages = list(_messages(body.messages or ()))
     tools = {"tools": body.tools} if body.tools else {}
     return {**_run(body), **_thinking(body), **_logprobs(body), "messages": messages, **tools}
 
@@ -60,7 +63,7 @@ def to_chat(body: wire.ChatRequest) -> Body:
 def to_single_chat(body: wire.GenerateRequest) -> Body:
     """Return the body of a chat completion for a prompt that gets the template."""
     system = [{"role": "system", "content": body.system}] if body.system else []
-    prompt = {"role": "user", "content": _content(body.prompt, body.images)}
+    prompt = {"role": "user", "content": _content(body.prompt or "", body.images)}
     fields = {**_run(body), **_thinking(body), **_logprobs(body)}
     return {**fields, "messages": [*system, prompt]}
 
@@ -70,7 +73,7 @@ def to_completion(body: wire.GenerateRequest) -> Body:
     suffix: Body = {"suffix": body.suffix} if body.suffix else {}
     if body.logprobs:
         suffix["logprobs"] = body.top_logprobs or 0
-    return {"max_tokens": 2**31 - 1, **_run(body), "prompt": body.prompt, **suffix}
+    return {"max_tokens": 2**31 - 1, **_run(body), "prompt": body.prompt or "", **suffix}
 
 
 def to_embedding(body: wire.EmbedRequest) -> Body:
@@ -108,7 +111,22 @@ def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
 def _client_field(name: str) -> str:
     """Return Ollama's name of a field of a chat completion or a completion."""
     option = next((given for given, made in _OPTIONS.items() if made == name), name)
-    return f"options.{option}" if option in wire.Options.model_fields else name
+    if option in wire.Options.model_fields:
+        return f"options.{option}"
+    return _FIELDS.get(name.partition(".")[0], name)
+
+
+@contextmanager
+def _named_as_sent() -> Iterator[None]:
+    """Have errors about a chat completion or a completion name Ollama's field."""
+    try:
+        yield
+    except InvalidRequestError as exc:
+        if exc.param:
+            name = _client_field(exc.param)
+            exc.message = exc.message.replace(f"'{exc.param}'", f"'{name}'")
+            exc.param = name
+        raise
 
 
 def _logprobs(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
@@ -125,10 +143,24 @@ def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
             return {"reasoning_effort": effort}
 
 
+def _without_idle_switch(chat: DialectChat, model: ResolvedModel) -> DialectChat:
+    """Return the chat without ``think: false`` for a model that has no such switch, as Ollama."""
+    if chat.enable_thinking is False and "chat_template" not in model.capabilities:
+        return chat.model_copy(update={"enable_thinking": None})
+    return chat
+
+
 def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
-    """Yield the messages; calls without ids get some, and each result the id of its call."""
+    """Yield the messages; calls without ids get some, and each result the id of its call.
+
+    Ollama needs neither a result for each call nor a call for each result. A call without a result
+    gets an empty one; a result without a call becomes a message of the role ``function``.
+    """
     open_calls: list[tuple[str, str]] = []
     for position, message in enumerate(messages):
+        if message.role != "tool":
+            yield from _empty_results(open_calls)
+            open_calls = []
         entry: Body = {
             "role": message.role,
             "content": _content(message.content or "", message.images),
@@ -153,19 +185,25 @@ def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
                 for call_id, function in calls
             ]
         elif message.role == "tool":
-            call_id = message.tool_call_id or ""  # An empty one is refused later.
+            tool = message.tool_name
             if open_calls:
                 # The call with this id, else the first open one of this result's tool, else the
                 # first one.
                 ids, names = zip(*open_calls, strict=True)
-                tool = message.tool_name
-                if call_id in ids:
-                    place = ids.index(call_id)
+                if message.tool_call_id in ids:
+                    place = ids.index(message.tool_call_id)
                 else:
                     place = names.index(tool) if tool in names else 0
-                call_id, _ = open_calls.pop(place)
-            entry["tool_call_id"] = call_id
+                entry["tool_call_id"], _ = open_calls.pop(place)
+            else:
+                entry |= {"role": "function", "name": tool or "tool"}
         yield entry
+    yield from _empty_results(open_calls)
+
+
+def _empty_results(calls: Sequence[tuple[str, str]]) -> Iterator[Body]:
+    for call_id, _ in calls:
+        yield {"role": "tool", "tool_call_id": call_id, "content": ""}
 
 
 def _content(text: str, images: Sequence[str] | None) -> Any:
@@ -202,12 +240,13 @@ class ChatView(OllamaView):
         """Answer the messages; a request without messages only checks the model."""
         body = parse(wire.ChatRequest, request.data)
         if not body.messages:
-            return _empty_answer(
-                request, body.model, {"message": {"role": "assistant", "content": ""}}
-            )
-        chat = parse(DialectChat, to_chat(body))
-        model = served_model(caller_of(request), chat.model, chat)
-        return _generate(request, body, chat, model, to_generation_request(chat, model), "chat")
+            return _empty_answer(request, body, {"message": {"role": "assistant", "content": ""}})
+        with _named_as_sent():
+            chat = parse(DialectChat, to_chat(body))
+            model = served_model(caller_of(request), chat.model, chat)
+            chat = _without_idle_switch(chat, model)
+            generation = to_generation_request(chat, model)
+        return _generate(request, body, chat, model, generation, "chat")
 
 
 class GenerateView(OllamaView):
@@ -224,16 +263,19 @@ class GenerateView(OllamaView):
         """Answer the prompt, or continue it."""
         body = parse(wire.GenerateRequest, request.data)
         if not body.prompt and not body.images:
-            return _empty_answer(request, body.model, {"response": ""})
+            return _empty_answer(request, body, {"response": ""})
         if body.raw or body.suffix:
             _refuse_for_completion(body)
-            text = parse(CompletionRequest, to_completion(body))
-            model = served_model(caller_of(request), text.model, text)
-            generation = to_completion_request(text, model)
+            with _named_as_sent():
+                text = parse(CompletionRequest, to_completion(body))
+                model = served_model(caller_of(request), text.model, text)
+                generation = to_completion_request(text, model)
             return _generate(request, body, text, model, generation, "generate")
-        chat = parse(DialectChat, to_single_chat(body))
-        model = served_model(caller_of(request), chat.model, chat)
-        generation = to_generation_request(chat, model)
+        with _named_as_sent():
+            chat = parse(DialectChat, to_single_chat(body))
+            model = served_model(caller_of(request), chat.model, chat)
+            chat = _without_idle_switch(chat, model)
+            generation = to_generation_request(chat, model)
         return _generate(request, body, chat, model, generation, "generate")
 
 
@@ -322,22 +364,30 @@ def _generate(
     name = model.name_in_answer(body.model)
     # Ollama has no error for a limit above what the prompt leaves of the context.
     generation = replace(generation, lowers_max_output=generation.max_output_tokens is not None)
+    ignored = [
+        *body.ignored_params,
+        *map(_client_field, ignored_fields(model, official, generation)),
+    ]
+    if body.think is False and getattr(official, "enable_thinking", False) is None:
+        ignored.append("think")  # The model has no such switch.
     submission = Submission(
         OLLAMA,
         new_id("ollama-"),
         caller_of(request),
         Document(generation, OllamaAssembly(name, shape, stream, time.time())),
         stream=stream,
-        ignored_params=[
-            *body.ignored_params,
-            *map(_client_field, ignored_fields(model, official, generation)),
-        ],
+        ignored_params=ignored,
     )
     return respond(request, submission)
 
 
-def _empty_answer(request: Request, model: str, content: dict[str, Any]) -> Response:
-    """Return Ollama's answer to a request that only loads a model. Raise if it is unknown."""
-    served_model(caller_of(request), model)
-    end = {"done": True, "done_reason": "load"}
-    return Response({"model": model, "created_at": now(), **content, **end})
+def _empty_answer(
+    request: Request, body: wire.ChatRequest | wire.GenerateRequest, content: dict[str, Any]
+) -> Response:
+    """Return Ollama's answer to a request that only loads or unloads a model.
+
+    Raise if the model is unknown.
+    """
+    served_model(caller_of(request), body.model)
+    end = {"done": True, "done_reason": body.done_reason}
+    return Response({"model": body.model, "created_at": now(), **content, **end})

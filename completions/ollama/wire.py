@@ -6,9 +6,10 @@ in its entry.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from completions.wire.chat import ContentLogprob
 from inference_site.gateway.api.payload import WireObject, WireRequest
@@ -16,22 +17,30 @@ from inference_site.gateway.api.payload import WireObject, WireRequest
 _Seconds = float | int | str | None
 
 
+def _whole_number(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = Annotated[int, BeforeValidator(_whole_number)]
+"""An integer, which some clients write as a decimal (``4096.0``); Ollama takes it in options."""
+
+
 class Options(WireRequest):
     """``options``: the samplers under Ollama's names."""
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: _Whole | None = None
     min_p: float | None = None
     typical_p: float | None = None
-    seed: int | None = None
+    seed: _Whole | None = None
     stop: str | list[str] | None = None
-    num_predict: int | None = None
-    num_ctx: int | None = None
+    num_predict: _Whole | None = None
+    num_ctx: _Whole | None = None
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    mirostat: int | None = None
+    mirostat: _Whole | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
 
@@ -79,18 +88,24 @@ class _Run(WireRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
+    @property
+    def done_reason(self) -> Literal["load", "unload"]:
+        """The end of the answer to a request without a prompt."""
+        is_zero = re.fullmatch(r"0+(\.0+)?(ms|s|m|h)?", str(self.keep_alive)) is not None
+        return "unload" if is_zero else "load"
+
 
 class ChatRequest(_Run):
     """The body of ``POST /api/chat``."""
 
-    messages: list[Message] = Field(default_factory=list)
+    messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class GenerateRequest(_Run):
     """The body of ``POST /api/generate``; ``raw`` prompts get no template."""
 
-    prompt: str = ""
+    prompt: str | None = None
     suffix: str | None = None
     images: list[str] | None = None
     system: str | None = None
@@ -163,7 +178,7 @@ class _Answer(WireObject):
     created_at: str
     done: bool
     logprobs: list[ContentLogprob] | None = None
-    done_reason: Literal["stop", "length", "load"] | None = None
+    done_reason: Literal["stop", "length", "load", "unload"] | None = None
     total_duration: int | None = None
     load_duration: int | None = None
     prompt_eval_count: int | None = None

@@ -200,7 +200,7 @@ class StoredCompletionView(ApiView):
     def post(self, request: Request, completion_id: str) -> Response:
         """Replace the metadata of a stored chat completion."""
         stored = find(caller_of(request).project_id, completion_id)
-        replace_metadata(stored, parse(MetadataUpdate, request.data).metadata)
+        replace_metadata(stored, self.parse(MetadataUpdate, request.data).metadata)
         return Response(wire_completion(stored))
 
     @documented(answer=DeletedChatCompletion)
@@ -250,12 +250,13 @@ class InfillView(ApiView):
         if completion.max_tokens is None:
             generation = replace(generation, max_output_tokens=None)
         stream = bool(body.stream)
+        ignored = [*body.ignored_params, *ignored_fields(model, completion, generation)]
         submission = Submission(
             INFILL,
             new_id("infill-"),
             caller,
             Document(generation, InfillAssembly(model.spec.id, stream)),
             stream=stream,
-            ignored_params=[*body.ignored_params, *ignored_fields(model, completion, generation)],
+            ignored_params=list(dict.fromkeys(ignored)),
         )
         return respond(request, submission)

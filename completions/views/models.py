@@ -50,7 +50,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.api.authentication import caller_of, require_scope
-from inference_site.gateway.api.payload import name_ignored_params, parse, parse_query
+from inference_site.gateway.api.payload import parse_query
 from inference_site.gateway.api.schema import documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.handoff import Feed, hand_feed
@@ -140,7 +140,10 @@ class ModelLoadView(ApiView):
     @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
         """Have a worker load a model."""
-        return _command(request, lambda worker, model: [fleet.load(worker, model)])
+        return _command(
+            self.parse(ModelCommand, request.data),
+            lambda worker, model: [fleet.load(worker, model)],
+        )
 
 
 class ModelUnloadView(ApiView):
@@ -151,7 +154,7 @@ class ModelUnloadView(ApiView):
     @documented(body=ModelCommand, answer=ModelCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
         """Have workers drop a model."""
-        return _command(request, fleet.unload)
+        return _command(self.parse(ModelCommand, request.data), fleet.unload)
 
 
 class ModelEventsView(ApiView):
@@ -171,8 +174,7 @@ class ModelEventsView(ApiView):
         return hand_feed(request, Feed(model_events(spec.id)))
 
 
-def _command(request: Request, command: Callable[[str | None, str], list[str]]) -> Response:
-    body = parse(ModelCommand, request.data)
+def _command(body: ModelCommand, command: Callable[[str | None, str], list[str]]) -> Response:
     spec = catalogue().find(body.model)
     if spec is None:
         raise unknown_model(body.model)
@@ -182,9 +184,7 @@ def _command(request: Request, command: Callable[[str | None, str], list[str]]) 
         raise NotFoundError(str(exc), param="worker", code="worker_not_found") from exc
     except fleet.FleetError as exc:
         raise ConflictError(str(exc), param="model") from exc
-    response = Response(ModelCommanded(model=spec.id, workers=workers).model_dump())
-    name_ignored_params(response, body.ignored_params)
-    return response
+    return Response(ModelCommanded(model=spec.id, workers=workers).model_dump())
 
 
 def unknown_model(model: str) -> NotFoundError:
@@ -307,7 +307,7 @@ class LoadAdapterView(ApiView):
     @documented(body=AdapterAdded, answer=AdapterCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
         """Add a LoRA adapter to a model; its workers reload the model."""
-        body = parse(AdapterAdded, request.data)
+        body = self.parse(AdapterAdded, request.data)
         spec = _adapter_model(body.model)
         name = body.lora_name
         try:
@@ -324,7 +324,7 @@ class LoadAdapterView(ApiView):
             raise ConflictError(
                 f"The model '{spec.id}' has an adapter '{name}' already.", param="lora_name"
             )
-        return _reloaded(spec, body)
+        return _reloaded(spec, body.lora_name)
 
 
 class UnloadAdapterView(ApiView):
@@ -335,7 +335,7 @@ class UnloadAdapterView(ApiView):
     @documented(body=AdapterRemoved, answer=AdapterCommanded, errors=(NotFoundError, ConflictError))
     def post(self, request: Request) -> Response:
         """Remove an added LoRA adapter; the workers of its model reload the model."""
-        body = parse(AdapterRemoved, request.data)
+        body = self.parse(AdapterRemoved, request.data)
         having = adapters.read().models_with(body.lora_name)
         spec = _adapter_model(body.model or (having[0] if len(having) == 1 else None))
         if not adapters.remove(spec.id, body.lora_name):
@@ -343,7 +343,7 @@ class UnloadAdapterView(ApiView):
                 f"No adapter '{body.lora_name}' was added to the model '{spec.id}'.",
                 param="lora_name",
             )
-        return _reloaded(spec, body)
+        return _reloaded(spec, body.lora_name)
 
 
 class AdaptersView(ApiView):
@@ -372,7 +372,7 @@ class AdaptersView(ApiView):
         caller = caller_of(request)
         require_scope(caller, Scope.MODELS)
         spec = _usable_model(request, caller)
-        body = parse(ScaledAdapters, {"adapters": request.data})
+        body = self.parse(ScaledAdapters, {"adapters": request.data})
         names = list(added_view.now().to(spec).lora_adapters)
         if unknown := [entry.id for entry in body.adapters if entry.id >= len(names)]:
             raise InvalidRequestError(
@@ -420,10 +420,8 @@ def _takes_adapters(spec: ModelSpec) -> bool:
     return spec.engine == _ADAPTER_ENGINE and "embedding" not in spec.options
 
 
-def _reloaded(spec: ModelSpec, body: AdapterAdded | AdapterRemoved) -> Response:
+def _reloaded(spec: ModelSpec, lora_name: str) -> Response:
     added_view.forget()
     workers = fleet.reload(spec.id)
-    answer = AdapterCommanded(model=spec.id, lora_name=body.lora_name, workers=workers)
-    response = Response(answer.model_dump())
-    name_ignored_params(response, body.ignored_params)
-    return response
+    answer = AdapterCommanded(model=spec.id, lora_name=lora_name, workers=workers)
+    return Response(answer.model_dump())

@@ -208,7 +208,7 @@ def _refuse_zero(tokens: int) -> int:
     return tokens
 
 
-class InfillRequest(SamplingFields):
+class InfillRequest(ConstraintFields, SamplingFields):
     """The body of ``POST /infill``; ``prompt`` stands between the prefix and the gap.
 
     ``n_predict`` is how many tokens may be generated; -1: as many as there is room for.
@@ -224,12 +224,18 @@ class InfillRequest(SamplingFields):
     stream: bool | None = None
 
     def to_completion(self) -> dict[str, Any]:
-        """Return the body of ``/v1/completions`` that asks for the same."""
+        """Return the body of ``/v1/completions`` that asks for the same, without unknown fields.
+
+        They are named as ignored, and some of them are fields of completions.
+        """
         extra = "".join(f"{piece.text}\n" for piece in self.input_extra or ())
         asked = self.model_dump(
             by_alias=True,
             exclude_unset=True,
-            exclude={"input_prefix", "input_suffix", "input_extra", "n_predict", "model", "prompt"},
+            exclude={
+                *("input_prefix", "input_suffix", "input_extra", "n_predict", "model", "prompt"),
+                *(self.model_extra or ()),
+            },
         )
         limit = {} if self.n_predict in (None, -1) else {"max_tokens": self.n_predict}
         prompt = f"{extra}{self.input_prefix}{self.prompt}"

@@ -16,8 +16,14 @@ from inference_site.gateway.request_fields.wire import EndUser, ImagePart, TextP
 Texts = Annotated[list[str], Field(min_length=1, max_length=2048)]
 
 
+class GivenDocument(WireRequest):
+    """A document as an object. Cohere's and Jina's clients send further fields of their own."""
+
+    text: str
+
+
 class TextDocument(WireObject):
-    """A document as an object, and in an answer."""
+    """A document in an answer."""
 
     text: str
 
@@ -27,7 +33,7 @@ class RerankRequest(WireRequest):
 
     model: str
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[str | TextDocument], Field(min_length=1, max_length=2048)]
+    documents: Annotated[list[str | GivenDocument], Field(min_length=1, max_length=2048)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool | None = None
     user: EndUser | None = None

@@ -25,7 +25,7 @@ from inference_site.core.errors.api_errors import InvalidRequestError, NotFoundE
 from inference_site.files.models import FilePurpose, StoredFile
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import PageQuery, list_object, parse_page
-from inference_site.gateway.api.payload import NO_NUL, WireObject, WireRequest, parse
+from inference_site.gateway.api.payload import NO_NUL, WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.file_views import ExpiresAfter
@@ -147,7 +147,7 @@ class BatchesView(ApiView):
     @documented(answer=BatchObject, body=BatchRequest, errors=(NotFoundError,))
     def post(self, request: Request) -> Response:
         """Create a batch from a file of requests."""
-        body = parse(BatchRequest, request.data)
+        body = self.parse(BatchRequest, request.data)
         return Response(wire_batch(create_batch(caller_of(request), body)).model_dump())
 
     @documented(answer=ListObject[BatchObject], query=PageQuery)

@@ -14,7 +14,10 @@ import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache, wraps
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, TypeVar
 
 GGUF_MAGIC = b"GGUF"
@@ -293,9 +296,23 @@ def _read_array(file: BinaryIO, is_wanted: bool) -> list[Any] | None:
 @cache
 def _block_sizes() -> dict[int, tuple[int, int]]:
     """Return the elements and the bytes of a block of each GGML type."""
-    from gguf.constants import GGML_QUANT_SIZES  # Imports numpy, which few processes need.
+    return {int(kind): size for kind, size in gguf_constants().GGML_QUANT_SIZES.items()}
 
-    return {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+
+@cache
+def gguf_constants() -> ModuleType:
+    """Return the module ``gguf.constants``, loaded from its file.
+
+    An import of it runs the package ``gguf`` first, which imports numpy: 12 MiB in each worker.
+    """
+    package = find_spec("gguf")
+    assert package is not None
+    spec = PathFinder.find_spec("gguf.constants", package.submodule_search_locations)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _skip(file: BinaryIO, length: int) -> None:

@@ -8,7 +8,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from inference_site.catalogue.engines.registry import LIBRARIES
-from inference_site.catalogue.gguf_files import GGUF_MAGIC, check_complete, metadata, parts_of
+from inference_site.catalogue.gguf_files import (
+    GGUF_MAGIC,
+    check_complete,
+    gguf_constants,
+    metadata,
+    parts_of,
+)
 from inference_site.catalogue.memory import ModelMemory, side_files_of
 from inference_site.catalogue.operator_settings import WEIGHTS
 from inference_site.core.domain.model_spec import ModelSpec
@@ -146,9 +152,8 @@ def file_facts(spec: ModelSpec) -> FileFacts:
 
 def quantisation_of(file_type: Any) -> str:
     """Return the usual name of a GGUF file type, such as Q4_K_M; an empty text if unknown."""
-    from gguf.constants import LlamaFileType  # Imports numpy, which few processes need.
-
     try:
-        return LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        name: str = gguf_constants().LlamaFileType(file_type).name
     except ValueError:
         return ""
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.gateway.api.authentication import caller_of
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.feedback import (
@@ -70,7 +70,7 @@ class FeedbackView(ApiView, Generic[AnswerT]):
     def post(self, request: Request, **ids: str) -> Response:
         """Rate a stored answer; an earlier rating by clients is replaced."""
         answer_id, answer = self._found(request, ids)
-        body = parse(FeedbackRequest, request.data)
+        body = self.parse(FeedbackRequest, request.data)
         entry = give(answer, CLIENTS, Rating(body.rating), body.note)
         return Response(Feedback(answer_id=answer_id, **entry).model_dump())
 

@@ -43,7 +43,7 @@ from inference_site.files.models import (
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.multipart import FileFormParser
 from inference_site.gateway.api.paging import PageQuery, keep_position, list_object, parse_page
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
@@ -209,8 +209,8 @@ class FilesView(FileFormView):
         not given.
         """
         form: Any = request.data
-        fields = {name: form[name] for name in FileRequest.model_fields if name in form}
-        body, content = parse(FileRequest, fields), _file_of(form, "file")
+        fields = {name: value for name, value in form.items() if name != "file"}
+        body, content = self.parse(FileRequest, fields), _file_of(form, "file")
         try:
             name = _file_name(content.name or "")
         except ValueError as exc:
@@ -296,7 +296,7 @@ class UploadsView(ApiView):
     @documented(answer=UploadObject, body=UploadRequest)
     def post(self, request: Request) -> Response:
         """Begin an upload in parts, which has to be completed within an hour."""
-        body = parse(UploadRequest, request.data)
+        body = self.parse(UploadRequest, request.data)
         if body.bytes > settings.MAX_FILE_BYTES:
             raise InvalidRequestError(
                 f"Invalid 'bytes': a file may have at most {settings.MAX_FILE_BYTES} bytes.",
@@ -346,7 +346,7 @@ class UploadCompleteView(ApiView):
     @documented(answer=UploadObject, body=CompleteRequest, errors=(ConflictError,))
     def post(self, request: Request, upload_id: str) -> Response:
         """Join the parts of an upload, in the order of `part_ids`, to a file."""
-        body, upload = parse(CompleteRequest, request.data), _upload(request, upload_id)
+        body, upload = self.parse(CompleteRequest, request.data), _upload(request, upload_id)
         _require_pending(upload)
         parts = _parts(upload, body)
         stale_before = timezone.now() - _COMPLETING_TIMEOUT

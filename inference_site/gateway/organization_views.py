@@ -29,7 +29,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import Page, PageQuery, list_object, parse_page
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse
+from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.idempotency.requests import AnswerWithSecret
@@ -158,7 +158,7 @@ class ProjectsView(OrganizationView):
     @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
     def post(self, request: Request) -> Response:
         """Create a project."""
-        name = parse(NameRequest, request.data).name
+        name = self.parse(NameRequest, request.data).name
         with transaction.atomic():
             project, is_new = Project.objects.get_or_create(name=name)
             if not is_new:
@@ -190,7 +190,7 @@ class ProjectView(OrganizationView):
     @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
     def post(self, request: Request, project_id: str) -> Response:
         """Rename a project."""
-        name = parse(NameRequest, request.data).name
+        name = self.parse(NameRequest, request.data).name
         try:
             with transaction.atomic():
                 project = _find_project(project_id, is_changed=True)
@@ -231,7 +231,7 @@ class ServiceAccountsView(OrganizationView):
         """Create a key with the scopes that keys have by default; its secret is shown once."""
         project = _find_project(project_id)
         with transaction.atomic():
-            key, secret = create_key(project, parse(NameRequest, request.data).name)
+            key, secret = create_key(project, self.parse(NameRequest, request.data).name)
             _note(request, key, "Created.", ADDITION)
         made = NewKey(id=_id(key), name=key.name, value=secret, created_at=_time(key.created_at))
         account = _account(key).model_dump()

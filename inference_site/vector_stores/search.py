@@ -71,7 +71,7 @@ LIMIT %(limit)s
 """)
 _EXACT = sql.SQL("""
 SELECT chunk.id FROM vector_stores_chunk chunk
-WHERE chunk.store_id = ANY(%(stores)s) {files}
+WHERE chunk.dimensions = {dimensions} AND chunk.store_id = ANY(%(stores)s) {files}
 ORDER BY chunk.embedding::vector <=> %(vector)s::vector, chunk.id
 LIMIT %(limit)s
 """)
@@ -87,7 +87,8 @@ SELECT set_config('hnsw.ef_search', %(ef_search)s, true),
 """
 _FOUND = """
 SELECT chunk.id, file.public_id, file.filename, entry.attributes, chunk.text,
-       1 - (chunk.embedding::vector <=> %(vector)s::vector)
+       CASE WHEN chunk.dimensions = %(dimensions)s
+            THEN 1 - (chunk.embedding::vector <=> %(vector)s::vector) ELSE 0 END
 FROM vector_stores_chunk chunk
 JOIN vector_stores_vectorstorefile entry ON entry.id = chunk.file_id
 JOIN files_storedfile file ON file.id = entry.file_id
@@ -131,7 +132,8 @@ def search(
 ) -> list[Found]:
     """Return the best chunks of the stores for a question, whose embedding is ``vector``.
 
-    Expired stores have none. The stores must have the same embedding model.
+    Expired stores have none. The stores must have the same embedding model. Chunks of an earlier
+    model of its name, with another number of dimensions, are found by their words only.
     """
     live = [store for store in stores if not store.has_expired]
     if not live:
@@ -156,6 +158,7 @@ def search(
         known = {
             "ids": list(scores),
             "vector": values["vector"],
+            "dimensions": len(vector),
             "completed": IndexingStatus.COMPLETED,
             "ready": FileState.READY,
         }

@@ -86,7 +86,7 @@ class VectorStoresView(ApiView):
 
         `embedding_model` is the model that embeds its chunks; it cannot be changed.
         """
-        body, caller = parse(StoreRequest, request.data), caller_of(request)
+        body, caller = self.parse(StoreRequest, request.data), caller_of(request)
         require_pgvector()
         now = timezone.now()
         store = VectorStore(
@@ -135,7 +135,7 @@ class VectorStoreView(ApiView):
     @documented(answer=StoreObject, body=StoreChanges)
     def post(self, request: Request, vector_store_id: str) -> Response:
         """Change a vector store. Fields that are not given stay as they are."""
-        body, store = parse(StoreChanges, request.data), _store(request, vector_store_id)
+        body, store = self.parse(StoreChanges, request.data), _store(request, vector_store_id)
         given, changed = body.model_fields_set, list[str]()
         if "name" in given:
             store.name = body.name or ""
@@ -206,7 +206,7 @@ class VectorStoreFilesView(ApiView):
         A worker indexes it. One that is in the store already stays as it is, unless its indexing
         had failed or was cancelled: then it begins again.
         """
-        body, store = parse(FileRequest, request.data), _store(request, vector_store_id)
+        body, store = self.parse(FileRequest, request.data), _store(request, vector_store_id)
         with transaction.atomic():
             _add(store, caller_of(request), [body], "file_id")
         return Response(_wire_file(store, _entry(store, body.file_id)).model_dump())
@@ -232,7 +232,7 @@ class VectorStoreFileView(ApiView):
     @documented(answer=StoreFileObject, body=FileChanges)
     def post(self, request: Request, vector_store_id: str, file_id: str) -> Response:
         """Replace the attributes of a file."""
-        body, store = parse(FileChanges, request.data), _store(request, vector_store_id)
+        body, store = self.parse(FileChanges, request.data), _store(request, vector_store_id)
         rows = VectorStoreFile.objects.filter(pk=_entry(store, file_id).pk)
         rows.update(attributes=body.attributes or {})
         # Read again: it may have been taken out meanwhile.
@@ -271,7 +271,7 @@ class FileBatchesView(ApiView):
     @documented(answer=FileBatchObject, body=FileBatchRequest)
     def post(self, request: Request, vector_store_id: str) -> Response:
         """Add many files to a vector store."""
-        body, store = parse(FileBatchRequest, request.data), _store(request, vector_store_id)
+        body, store = self.parse(FileBatchRequest, request.data), _store(request, vector_store_id)
         added = body.files or [
             FileRequest(
                 file_id=file_id,

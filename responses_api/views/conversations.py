@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from inference_site.core.errors.api_errors import NotFoundError
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import keep_position
-from inference_site.gateway.api.payload import parse, places_of
+from inference_site.gateway.api.payload import places_of
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.runs.queue import new_id
@@ -39,7 +39,7 @@ class ConversationsView(ApiView):
     def post(self, request: Request) -> Response:
         """Create a conversation, which may have items from the start."""
         given = {} if request.data is None else request.data
-        body = parse(requests.ConversationRequest, given)
+        body = self.parse(requests.ConversationRequest, given)
         project_id = caller_of(request).project_id
         with transaction.atomic():
             conversation = Conversation.objects.create(
@@ -62,7 +62,7 @@ class ConversationView(ApiView):
     @documented(body=requests.ConversationUpdate, answer=objects.Conversation)
     def post(self, request: Request, conversation_id: str) -> Response:
         """Replace the metadata of a conversation."""
-        metadata = parse(requests.ConversationUpdate, request.data).metadata
+        metadata = self.parse(requests.ConversationUpdate, request.data).metadata
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
             conversation.metadata = metadata
@@ -89,7 +89,7 @@ class ConversationItemsView(ApiView):
     @documented(body=requests.ItemsRequest, answer=ListObject[AnyItem])
     def post(self, request: Request, conversation_id: str) -> Response:
         """Add items to a conversation; return the added items."""
-        body = parse(requests.ItemsRequest, request.data)
+        body = self.parse(requests.ItemsRequest, request.data)
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
             added = _append(conversation, body.items)

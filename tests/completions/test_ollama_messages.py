@@ -8,6 +8,8 @@ import pytest
 
 from completions.ollama import wire
 from completions.ollama.views import to_chat
+from completions.wire.chat import DialectChat
+from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import parse
 
 TWO_CALLS = {
@@ -34,8 +36,33 @@ def test_result_without_an_id_of_a_call_answers_the_first_open_call(ids: dict[st
     assert last["tool_call_id"] == "call_a"
 
 
+def test_results_and_calls_need_not_belong_together() -> None:
+    user = {"role": "user", "content": "y"}
+    result = {"role": "tool", "content": "one"}
+    named = {**result, "tool_name": "g"}
+    _, made, *rest = chat_of(TWO_CALLS, result, user, named, result, TWO_CALLS)["messages"]
+    assert [call["id"] for call in made["tool_calls"]] == ["call_b", "call_a"]
+    assert rest[:2] == [
+        {**result, "tool_call_id": "call_b"},
+        {"role": "tool", "tool_call_id": "call_a", "content": ""},
+    ]
+    assert rest[3:5] == [
+        {"role": "function", "content": "one", "name": "g"},
+        {"role": "function", "content": "one", "name": "tool"},
+    ]
+    assert [one.get("tool_call_id") for one in rest[5:]] == [None, "call_b", "call_a"]
+    parse(DialectChat, chat_of(TWO_CALLS, result, user, named))
+
+
+def test_integers_among_the_options_may_be_written_as_decimals() -> None:
+    made = chat_of(options={"num_ctx": 8192.0, "num_predict": 5.0, "top_k": 40.0})
+    assert (made["max_tokens"], made["top_k"]) == (5, 40)
+    with pytest.raises(InvalidRequestError, match=r"'options\.top_k': expected an integer"):
+        chat_of(options={"top_k": 40.5})
+
+
 def test_thoughts_of_earlier_answers_reach_the_template() -> None:
-    _, made = chat_of(TWO_CALLS)["messages"]
+    _, made, *_ = chat_of(TWO_CALLS)["messages"]
     assert made["reasoning_content"] == "Two cities."
 
 

@@ -199,6 +199,12 @@ def test_infill_is_that_of_llama_server(client: openai.OpenAI, stack: ServedStac
         before = {"input_extra": [{"text": "def f(): pass", "filename": "f.py"}]}
         longer = http.post("/infill", json={**asked, **before}).raise_for_status().json()
         assert longer["tokens_evaluated"] > answer["tokens_evaluated"]
+        unknown = {"n": 2, "samplers": ["top_k"], "max_tokens": 2}
+        same = http.post("/infill", json={**asked, **unknown})
+        assert same.json()["content"] == answer["content"]
+        assert same.headers["x-unsupported-params"] == "n,samplers,max_tokens"
+        bound = http.post("/infill", json={**asked, "grammar": 'root ::= "xyz"'})
+        assert (bound.json()["content"], bound.headers.get("x-unsupported-params")) == ("xyz", None)
         refused = http.post("/infill", json={**asked, "model": "scripted"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
         assert refused.json()["error"]["code"] == "unsupported_model"

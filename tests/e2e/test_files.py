@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import select
 import socket
 import threading
@@ -18,10 +17,12 @@ import pytest
 
 from tests.e2e.conftest import MAX_FILE_BYTES
 from tests.e2e.keys import make_key
+from tests.images import encoded
 from tests.served_stack import ServedStack
 from tests.upstream_server import UpstreamServer
 
 HOUR = {"anchor": "created_at", "seconds": 3600}
+RED = encoded("PNG")
 
 
 def pdf(*lines: str) -> bytes:
@@ -148,6 +149,9 @@ def test_bad_forms(http: httpx.Client) -> None:
         400,
         "invalid_request_error",
     )
+    odd = {"purpose": "user_data", "odd": "1"}
+    named = http.post("/v1/files", data=odd, files={"file": ("a.txt", b"x")})
+    assert (named.status_code, named.headers["x-unsupported-params"]) == (200, "odd")
 
 
 def test_a_type_with_control_characters_makes_no_file_that_cannot_be_read(
@@ -275,20 +279,30 @@ def test_files_of_a_message_are_read(
 def test_image_of_a_file_reaches_a_model_that_sees(
     client: openai.OpenAI, odd: UpstreamServer
 ) -> None:
-    from PIL import Image
-
-    drawn = io.BytesIO()
-    Image.new("RGB", (4, 4), "red").save(drawn, "PNG")
-    id_ = client.files.create(file=("red.png", drawn.getvalue()), purpose="vision").id
+    id_ = client.files.create(file=("red.png", RED), purpose="vision").id
     part: Any = {"type": "input_image", "file_id": id_, "detail": "auto"}
     asked: Any = [{"role": "user", "content": [{"type": "input_text", "text": "What?"}, part]}]
     answer = client.responses.create(model="seeing", input=asked)
     sent = odd.body["messages"][-1]["content"][-1]["image_url"]["url"]
-    assert base64.b64decode(sent.partition(",")[2]) == drawn.getvalue()
+    assert base64.b64decode(sent.partition(",")[2]) == RED
     client.files.delete(id_)  # The conversation goes on without it.
     client.responses.create(model="seeing", input="And?", previous_response_id=answer.id)
     turns = odd.body["messages"]
     assert f"[The file {id_} was deleted.]" in str(turns[0]["content"])
+
+
+@pytest.mark.parametrize("model", ["demo", "odd", "scripted"])
+def test_image_of_a_file_is_refused_for_a_model_that_does_not_see(
+    client: openai.OpenAI, odd: UpstreamServer, model: str
+) -> None:
+    id_ = client.files.create(file=("red.png", RED), purpose="vision").id
+    part: Any = {"type": "file", "file": {"file_id": id_}}
+    before = len(odd.asked)
+    with pytest.raises(openai.BadRequestError, match="reads no images") as caught:
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": [part]}])
+    assert caught.value.code == "unsupported_parameter"
+    assert caught.value.param == "messages[0].content[0].file.file_id"
+    assert len(odd.asked) == before
 
 
 @pytest.mark.parametrize(

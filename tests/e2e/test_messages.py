@@ -337,6 +337,22 @@ def test_a_model_does_not_think_unless_it_is_asked(claude: anthropic.Anthropic) 
     assert [block.type for block in thought.content] == ["thinking", "text"]
 
 
+@pytest.mark.parametrize(
+    ("model", "thinking", "named"),
+    [
+        ("demo", {"type": "adaptive"}, None),
+        ("demo", {"type": "disabled"}, "output_config.effort"),
+        ("scripted", {"type": "enabled", "budget_tokens": 1024}, "thinking,output_config.effort"),
+    ],
+)
+def test_thinking_without_an_effect_is_named(
+    http: httpx.Client, model: str, thinking: Any, named: str | None
+) -> None:
+    body = {**GREEDY, "model": model, "messages": HELLO, "output_config": {"effort": "low"}}
+    answer = http.post("/v1/messages", json={**body, "thinking": thinking})
+    assert (answer.status_code, answer.headers.get("x-unsupported-params")) == (200, named)
+
+
 def test_ends_are_told_in_anthropics_words(claude: anthropic.Anthropic) -> None:
     short = claude.messages.create(**{**DEMO, "max_tokens": 2}, messages=HELLO)
     assert short.stop_reason == "max_tokens"
@@ -490,7 +506,7 @@ def test_documents_and_images_by_url_and_by_file_are_read(
     assert [p["image_url"]["url"] for p in shown if p["type"] == "image_url"] == [data, data]
 
 
-def test_a_failed_result_and_its_image_are_shown_to_the_model(
+def test_failed_results_images_and_found_tools_are_shown_to_the_model(
     claude: anthropic.Anthropic, odd: UpstreamServer
 ) -> None:
     data = base64.b64encode(PNG).decode()
@@ -509,6 +525,12 @@ def test_a_failed_result_and_its_image_are_shown_to_the_model(
     assert told["content"] == "Error: It broke."
     url = f"data:image/png;base64,{data}"
     assert shown == {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    found = {"type": "tool_reference", "tool_name": "get_weather"}
+    said[-1]["content"] = [{**result, "is_error": False, "content": [found, found]}]
+    claude.messages.create(model="odd", max_tokens=9, messages=said)
+    assert odd.body["messages"][-1]["content"] == "\n".join(
+        ["The tool get_weather can be called."] * 2
+    )
 
 
 def test_strict_tools_and_single_calls_are_asked_of_the_server(

@@ -181,3 +181,22 @@ def test_file_beside_the_models_file_is_served_without_a_restart(
     completion = client.completions.create(model="dropped", prompt="Once", max_tokens=5)
     assert completion.usage is not None
     assert completion.usage.completion_tokens > 0
+
+
+def test_unknown_field_of_a_kept_object_is_named(http: httpx.Client) -> None:
+    odd: dict[str, Any] = {"metadata": {"of": "names"}, "odd": 1}
+    made = http.post("/v1/conversations", json=odd)
+    path = f"/v1/conversations/{made.json()['id']}"
+    item = {"type": "message", "role": "user", "content": "Hi"}
+    store = http.post("/v1/vector_stores", json=odd)
+    for answer in (
+        made,
+        http.post(path, json=odd),
+        http.post(f"{path}/items", json={"items": [item], "odd": 1}),
+        store,
+        http.post(f"/v1/vector_stores/{store.json()['id']}", json=odd),
+    ):
+        assert (answer.status_code, answer.headers["x-unsupported-params"]) == (200, "odd")
+    assert "x-unsupported-params" not in http.post(path, json={"metadata": {}}).headers
+    http.delete(path)
+    http.delete(f"/v1/vector_stores/{store.json()['id']}")

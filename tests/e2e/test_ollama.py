@@ -83,6 +83,8 @@ def test_tools_are_called_and_their_results_read(client: ollama.Client) -> None:
     second = client.chat(messages=[*OSLO, first.message, result], **asked)
     assert second.message.content
     assert not second.message.tool_calls
+    for messages in ([*OSLO, result], [*OSLO, first.message, *OSLO]):
+        assert client.chat(messages=messages, **asked).message
 
 
 def test_results_name_their_calls_by_id(stack: ServedStack, odd: UpstreamServer) -> None:
@@ -179,6 +181,8 @@ def test_prompts_are_answered_or_continued(client: ollama.Client) -> None:
     raw = client.generate("demo", "The capital of France is", raw=True, options=GREEDY)
     assert (raw.response or "").startswith(" Paris")
     assert client.generate("demo", "").done_reason == "load"
+    assert client.generate("demo", keep_alive=0).done_reason == "unload"
+    assert client.chat("demo", keep_alive="0s").done_reason == "unload"
     filled = client.generate("tuned", "Once", suffix="the end.", options=GREEDY)
     assert filled.eval_count
     for fields, name in (
@@ -222,6 +226,15 @@ def test_ignored_options_have_the_names_of_ollama(stack: ServedStack, odd: Upstr
     answer = httpx.post(f"{stack.url}/api/chat", json=asked, headers=headers, timeout=60)
     named = answer.headers["x-unsupported-params"].split(",")
     assert sorted(named) == ["options.repeat_penalty", "options.typical_p"]
+    # Ollama refuses to make a model think that cannot, and not to keep one from it.
+    asked = {"model": "odd", "stream": False, "think": False}
+    for path, said in (("/api/chat", {"messages": HELLO}), ("/api/generate", {"prompt": "a"})):
+        answer = httpx.post(f"{stack.url}{path}", json={**asked, **said}, headers=headers)
+        assert (answer.status_code, answer.headers["x-unsupported-params"]) == (200, "think")
+        refused = httpx.post(
+            f"{stack.url}{path}", json={**asked, **said, "think": True}, headers=headers
+        )
+        assert (refused.status_code, "'think'" in refused.json()["error"]) == (400, True)
 
 
 def test_texts_are_embedded(client: ollama.Client) -> None:
@@ -292,6 +305,12 @@ def test_errors_have_the_form_of_ollama(
         assert list(refused.json()) == ["error"]
         assert isinstance(refused.json()["error"], str)
     assert http.get("/api/chat").json()["error"]
+    for path, beginning in (("/api/chat", "messages"), ("/api/generate", "prompt")):
+        # As Go's client writes what was not given.
+        asked: dict[str, Any] = {"model": "demo", beginning: None, "options": None}
+        assert http.post(path, json=asked).json()["done_reason"] == "load"
+    asked = {"model": "demo", "prompt": "a", "options": {"repeat_penalty": 0}}
+    assert "'options.repeat_penalty'" in http.post("/api/generate", json=asked).json()["error"]
 
 
 def test_what_is_asked_counts_in_the_limits_and_the_usage_of_the_key(stack: ServedStack) -> None:

@@ -66,8 +66,11 @@ def test_cohere_and_jina_fields(http: httpx.Client) -> None:
     assert result == {"index": rerank(http)["results"][0]["index"]} | {
         "relevance_score": result["relevance_score"]
     }
-    texts = [{"text": text} for text in DOCUMENTS]
+    texts = [{"text": text, "title": "of the client"} for text in DOCUMENTS]
     assert scores(rerank(http, documents=texts)) == pytest.approx(scores(rerank(http)), abs=1e-3)
+    asked = {"model": "reranker", "query": QUERY, "documents": texts}
+    ignored = http.post("/v1/rerank", json=asked).headers["x-unsupported-params"]
+    assert ignored == "documents[].title"
 
 
 def test_scores_of_pairs_are_those_of_a_ranking(http: httpx.Client) -> None:

@@ -39,7 +39,11 @@ STARTS = {
         "from inference_site.celery import app\n"
         "from inference_site.runs.kinds import import_kinds\n"
         "import_kinds()\n"
-        "app.loader.import_default_modules()",  # As Celery does when a worker starts.
+        "app.loader.import_default_modules()\n"  # As Celery does when a worker starts.
+        "from inference_site.catalogue.catalogue import DEMO_FILE\n"
+        "from inference_site.catalogue.gguf_files import header\n"
+        "from inference_site.catalogue.model_files import quantisation_of\n"
+        "assert header(DEMO_FILE)[1] and quantisation_of(15) == 'Q4_K_M'",  # As before a load.
         ("limits", *_TRACES, *_WEB, "responses_api.creation", "numpy", "gguf", "xllamacpp"),
     ),
     "web": (

@@ -76,6 +76,13 @@ def test_an_unknown_field_of_a_message_is_an_error_event_of_its_lane(
     assert socket.respond(input="there", **lane)["status"] == "completed"
 
 
+def test_an_unknown_field_of_a_file_is_named(http: httpx.Client) -> None:
+    form = {"purpose": "user_data", "odd": "1"}
+    answer = http.post("/v1/files", data=form, files={"file": ("a.txt", b"x")})
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == ("unknown_parameter", "odd")
+
+
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_name_is_refused_bounded_and_cleaned(
     http: httpx.Client, socket: Socket, name: str

@@ -45,6 +45,24 @@ def test_files_are_indexed_and_found_by_meaning_and_words(site: ReadingSite) -> 
     assert page.search_query == ["fjord", "green tea"]
 
 
+def test_chunks_of_an_earlier_model_with_other_dimensions_are_found_by_words(
+    site: ReadingSite,
+) -> None:
+    """An operator may put another embedding model behind the name of the store's."""
+    store = site.store(fjords_txt=FJORDS, tea_txt=TEA)
+    site.stack.sql(
+        "UPDATE vector_stores_chunk SET embedding = '{1,2,3}', dimensions = 3 WHERE text = %s "
+        "AND store_id = (SELECT id FROM vector_stores_vectorstore WHERE public_id = %s) "
+        "RETURNING id",
+        TEA,
+        store.id,
+    )
+    best = found(site, store, "Celsius")
+    assert {one.filename for one in best} == {"fjords.txt", "tea.txt"}
+    by_meaning = found(site, store, "Celsius", ranking_options={"ranker": "none"})
+    assert [one.filename for one in by_meaning] == ["fjords.txt"]
+
+
 def test_a_question_that_is_too_long_is_named(site: ReadingSite) -> None:
     store = site.store(tea_txt=TEA)
     with pytest.raises(openai.BadRequestError, match="your query resulted in") as caught:

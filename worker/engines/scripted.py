@@ -125,7 +125,8 @@ class _Playback:
             return
         if held := self._stops.end():
             self._feed(TextDelta(held))
-        self._feed(Finish(self._finish or ("tool_calls" if self._calls else "stop")))
+        reason = self._finish or ("tool_calls" if self._calls else "stop")
+        self._feed(Finish(reason, stop=self._stops.found))
         self._feed(self._usage())
 
     def _run(self, step: Step) -> None:

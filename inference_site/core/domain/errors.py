@@ -4,6 +4,7 @@
     ├── InvalidRequest              the request is invalid (the client's fault)
     │   ├── ContextLengthExceeded
     │   ├── AnswerTooLong           the limit of the answer exceeds the rest of the context
+    │   ├── ImageNotSupported       a file is an image, and the model reads none
     │   └── RequestTooLarge         larger than the quota of a project
     ├── GenerationFailed            the library failed while generating
     │   └── ConnectionLost          the model's server disconnected during the answer
@@ -96,6 +97,10 @@ class AnswerTooLong(InvalidRequest):
     def __init__(self, message: str, left: int | None = None) -> None:
         super().__init__(message, "max_tokens")
         self.left = left
+
+
+class ImageNotSupported(InvalidRequest):
+    """A file of the request is an image, and the model reads no images."""
 
 
 class RequestTooLarge(InvalidRequest):

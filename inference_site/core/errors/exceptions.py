@@ -51,6 +51,10 @@ _TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...
         lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
     ),
     ((domain.RequestTooLarge,), lambda e: PayloadTooLargeError(str(e))),
+    (
+        (domain.ImageNotSupported,),
+        lambda e: InvalidRequestError(str(e), param=e.param, code="unsupported_parameter"),
+    ),
     ((domain.InvalidRequest,), lambda e: InvalidRequestError(str(e), param=e.param)),
     (
         (domain.WorkerLost, domain.ModelServerLost),

@@ -12,16 +12,13 @@ import reprlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from django.conf import settings
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails
 
 from inference_site.core.errors.api_errors import InvalidRequestError
-
-if TYPE_CHECKING:  # Workers import this module, and answer no HTTP.
-    from django.http import HttpResponse
 
 _MAX_IGNORED_NAMES = 32
 """Names of ignored fields that the response header and the log row list."""
@@ -155,10 +152,9 @@ def parse(model: type[RequestT], body: Any) -> RequestT:
     return request
 
 
-def name_ignored_params(response: HttpResponse, names: Sequence[str]) -> None:
-    """Name the fields of a request that were ignored, if any, in a header of its answer."""
-    if names:
-        response["x-unsupported-params"] = ",".join(names)
+def ignored_params_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the header of an answer that names the fields of its request that were ignored."""
+    return {"x-unsupported-params": ",".join(names)} if names else {}
 
 
 def unknown_parameter(path: str) -> InvalidRequestError:

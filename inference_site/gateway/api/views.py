@@ -17,6 +17,7 @@ from inference_site.core.errors.api_errors import ANTHROPIC_VERSION, MethodNotAl
 from inference_site.core.errors.exceptions import api_error, log_error
 from inference_site.gateway.access import note_error
 from inference_site.gateway.api.authentication import caller_of
+from inference_site.gateway.api.payload import RequestT, ignored_params_header, parse
 from inference_site.gateway.head import SCOPE_KEY, Head
 from inference_site.gateway.idempotency.requests import HEADER, answer_once
 
@@ -71,6 +72,12 @@ class ApiView(APIView):
             vars(self)["post"] = partial(
                 answer_once, self.post, caller_of(request), self.counts_writes
             )
+
+    def parse(self, model: type[RequestT], body: Any) -> RequestT:
+        """Return the body as a wire model; the answer will name the fields that are ignored."""
+        parsed = parse(model, body)
+        self.headers |= ignored_params_header(parsed.ignored_params)  # DRF adds them.
+        return parsed
 
     @property
     def default_response_headers(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from inference_site.core.observability.tracing import current_traceparent, trace
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files.models import StoredFile
 from inference_site.gateway.access import arrived_at
-from inference_site.gateway.api.payload import name_ignored_params
+from inference_site.gateway.api.payload import ignored_params_header
 from inference_site.gateway.follower import Follower
 from inference_site.gateway.handoff import HandOff, hand_off, outcome_of
 from inference_site.gateway.hub import hub
@@ -242,7 +242,6 @@ def respond(
         )
         answer = hand_off(request._request, handoff)
     assert answer is not None
-    for name, value in headers.items():
+    for name, value in (headers | ignored_params_header(submission.ignored_params)).items():
         answer[name] = value
-    name_ignored_params(answer, submission.ignored_params)
     return answer

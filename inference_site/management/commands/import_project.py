@@ -64,7 +64,7 @@ class Command(BaseCommand):
                     Project._meta.get_field("name").clean(project, None)
                 except InvalidName as exc:
                     raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
-                found = Project.objects.create(name=project)
+                found = Project.objects.get_or_create(name=project)[0]
             if found is None:
                 raise CommandError(f"There is no project {project}; --create creates it.")
             new: Counter[str] = Counter()

@@ -72,6 +72,15 @@ def test_a_finish_ends_the_answer_with_its_reason() -> None:
     assert (sink.text, sink.finishes) == ("a", ["length"])
 
 
+def test_a_stop_text_is_named_at_the_end() -> None:
+    steps = json.dumps([{"text": "one tw"}, {"text": "o three"}])
+    sink = RecordingSink()
+    request = GenerationRequest("m", (Message("user", steps),), stop=("two",))
+    load(ModelSpec("m", "scripted")).run(request, sink)
+    assert sink.text == "one "
+    assert Finish("stop", stop="two") in sink.deltas
+
+
 def test_calls_come_in_pieces() -> None:
     calls = [
         {"tool_call": {"name": "f", "arguments": ['{"a":', "1}"]}},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -76,8 +77,10 @@ def embed(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> 
         body = {"input": batch, "encoding_format": "base64"}
         answer = _in_one_batch(ask, "/v1/embeddings", body, spec, request)
         for entry in answer["data"]:
-            index = first + entry["index"]
-            sink.feed(EmbeddingDelta(base64.b64decode(entry["embedding"]), index))
+            index, vector = first + entry["index"], base64.b64decode(entry["embedding"])
+            if not math.isfinite(sum(array("f", vector))):
+                raise GenerationFailed("The model computed an embedding that is not finite.")
+            sink.feed(EmbeddingDelta(vector, index))
             sink.feed(Finish("stop", index))
         tokens += answer["usage"]["prompt_tokens"]
         first += len(batch)

@@ -342,6 +342,8 @@ def _vectors(answer: dict[str, Any]) -> dict[int, bytes]:
         if not vector:
             raise ValueError("an empty vector")
         length = math.hypot(*vector)
+        if not math.isfinite(length):
+            raise ValueError("a vector that is not finite")
         if length and abs(length - 1) > _NORM_TOLERANCE:
             vector = array("f", (value / length for value in vector))
         vectors[int(entry["index"])] = vector.tobytes()

@@ -48,7 +48,15 @@ UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 _MAX_SHOWN = 1000
 _CLIENT_ERRORS = (400, 413, 422)
 _MAX_RETRY_AFTER_S = 3600
-_OWN_FIELDS = ("input", "messages", "prompt", "response_format", "tools", "top_logprobs")
+_OWN_FIELDS = (
+    "input",
+    "messages",
+    "prompt",
+    "response_format",
+    "tokens",
+    "tools",
+    "top_logprobs",
+)
 
 _ENDED = re.compile("EngineCore encountered an issue|EngineDeadError|engine is dead", re.I)
 """vLLM's messages once its engine process has ended; the server ends some seconds later."""
@@ -199,6 +207,8 @@ class ErrorReader:
         param = param.removeprefix("body.")  # From vLLM's validation.
         field = re.split(r"[.\[]", param)[0]
         ours = self._ours.get(field)
+        if field in request.fields or (field == "file" and request.audio is not None):
+            ours = field  # Of a sound: these fields were sent as the client has them.
         constraints = ("gbnf", "lark", "regex", "response_format", "structural_tag")
         if constraint is not None and ours in constraints:
             return constraint.param

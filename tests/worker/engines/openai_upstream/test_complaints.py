@@ -20,7 +20,7 @@ from inference_site.core.domain.errors import (
     InvalidRequest,
     RateLimited,
 )
-from inference_site.core.domain.request import Constraint, GenerationRequest, Message
+from inference_site.core.domain.request import AudioFile, Constraint, GenerationRequest, Message
 from inference_site.core.errors.exceptions import api_error
 from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, text
@@ -45,6 +45,21 @@ def refused(engine: Engine, request: GenerationRequest = HELLO) -> EngineError:
 def answer(status: int, body: Any, **headers: str) -> Callable[[Any], None]:
     """Answer with this status and body."""
     return lambda talk: talk.say(status, body, **headers)
+
+
+@pytest.mark.parametrize(
+    ("told", "param"), [("file", "file"), ("language", "language"), ("x", None)]
+)
+def test_the_field_of_a_form_is_kept(
+    server: UpstreamServer, load: Load, told: str, param: str | None
+) -> None:
+    sound = GenerationRequest(
+        "m", operation="transcribe", audio=AudioFile("AAAA", "wav"), fields={"language": "xx"}
+    )
+    server.answers = [answer(400, {"error": {"message": "It is bad.", "param": told}})]
+    error = refused(load(), sound)
+    assert isinstance(error, InvalidRequest)
+    assert error.param == param
 
 
 @pytest.mark.parametrize(
@@ -114,6 +129,7 @@ def test_the_answer_of_a_service_that_is_no_model_server_is_not_repeated(
     ("told", "param"),
     [
         ({"param": "temperature"}, "temperature"),
+        ({"param": "tokens"}, "tokens"),  # Of the engine ctransformers.
         ({"param": "repeat_penalty"}, "repetition_penalty"),
         ({"param": "messages[0].content"}, "messages[0].content"),
         ({"param": "body.temperature"}, "temperature"),  # vLLM's validation.

@@ -60,6 +60,14 @@ def test_embeddings_have_the_length_one_in_either_form(
     assert sink.usage.input_tokens == 2
 
 
+def test_embedding_that_is_not_finite_is_an_error(server: UpstreamServer, load: Load) -> None:
+    """A model whose numbers overflow has such embeddings; JSON has no such numbers."""
+    embeddings(server, lambda _: packed([math.nan, 4.0]))
+    asked = GenerationRequest("m", operation="embed", prompts=("a",))
+    with pytest.raises(GenerationFailed, match="sent no embeddings"):
+        load(flavor="vllm").run(asked, RecordingSink())
+
+
 @pytest.mark.parametrize(
     ("flavor", "fields"), [("vllm", {"truncate_prompt_tokens": -1}), ("llama_cpp", {})]
 )
