@@ -50,7 +50,12 @@ class Command(BaseCommand):
         try:
             if action is None:
                 refresh_catalogue()
-                self._list(catalogue(), self._served_contexts(catalogue()))
+                known, contexts = catalogue(), dict[str, int]()
+                try:  # As GET /v1/models says them.
+                    contexts = {spec.id: context_of(spec) for spec in known.models.values()}
+                except redis.exceptions.RedisError as exc:
+                    self.stderr.write(f"Redis cannot be asked what the workers serve: {exc}")
+                self._list(known, contexts)
             elif file is None:
                 raise CommandError("Which file? manage.py models check models.yaml")
             elif file.suffix in _MODELS_FILES:
@@ -73,14 +78,6 @@ class Command(BaseCommand):
         if faults:
             raise CommandError("\n".join(faults))
         self.stdout.write(f"{path} is good.")
-
-    def _served_contexts(self, known: Catalogue) -> dict[str, int]:
-        """Return each model's context as ``GET /v1/models`` says it; nothing without Redis."""
-        try:
-            return {spec.id: context_of(spec) for spec in known.models.values()}
-        except redis.exceptions.RedisError as exc:
-            self.stderr.write(f"Redis cannot be asked what the workers serve: {exc}")
-            return {}
 
     def _list(self, known: Catalogue, contexts: Mapping[str, int]) -> None:
         models = known.models.values()
