@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from django.contrib import admin
@@ -67,33 +67,12 @@ def search(request: HttpRequest, term: str) -> list[Entry]:
     term = term.strip(" …")[:MAX_TERM_LENGTH]
     words = term.lower().split()
     found = list(_by_id(request, term)) if term else []
-    pages = (
-        Entry(item["title"], item["link"], item["icon"], group.get("title", "Page"))
-        for group in navigation(request)
-        for item in group["items"]
-        if item["permission"](request)
-    )
-    user: Any = request.user
-    actions = (
-        Entry(title, reverse(route), icon, "Action")
-        for title, icon, permission, route in _ACTIONS
-        if not permission or user.has_perm(permission)
-    )
-    found += _matching(chain(pages, actions), words)
-    if words and user.has_perm(VIEW_REQUESTS):
-        models = (
-            Entry(id_, reverse("admin:model", args=[id_]), "neurology", "Model")
-            for id_ in catalogue().models
-        )
-        found += islice(_matching(models, words), _MAX_OF_A_KIND)
-    if words and user.has_perm("accounts.view_project"):
-        has_all = Q(*(Q(name__icontains=word) for word in words))
-        found += (
-            Entry(project.name, _page(Project, project.pk), "workspaces", "Project")
-            for project in Project.objects.filter(has_all).order_by("name")[:_MAX_OF_A_KIND]
-        )
-    if words and user.has_perm("accounts.view_apikey"):
-        found += _keys(words)
+    found += _matching(_pages(request), words)
+    found += _matching(_actions(request.user), words)
+    if words:
+        found += islice(_matching(_models(request.user), words), _MAX_OF_A_KIND)
+        found += _projects(request.user, words)
+        found += _keys(request.user, words)
     return sorted(found, key=lambda entry: not entry.title.lower().startswith(term.lower()))
 
 
@@ -101,8 +80,36 @@ def _matching(entries: Iterator[Entry], words: list[str]) -> Iterator[Entry]:
     return (entry for entry in entries if all(word in entry.title.lower() for word in words))
 
 
-def _keys(words: list[str]) -> Iterator[Entry]:
+def _pages(request: HttpRequest) -> Iterator[Entry]:
+    for group in navigation(request):
+        for item in group["items"]:
+            if item["permission"](request):
+                yield Entry(item["title"], item["link"], item["icon"], group.get("title", "Page"))
+
+
+def _actions(user: Any) -> Iterator[Entry]:
+    for title, icon, permission, route in _ACTIONS:
+        if not permission or user.has_perm(permission):
+            yield Entry(title, reverse(route), icon, "Action")
+
+
+def _models(user: Any) -> Iterator[Entry]:
+    if user.has_perm(VIEW_REQUESTS):
+        for id_ in catalogue().models:
+            yield Entry(id_, reverse("admin:model", args=[id_]), "neurology", "Model")
+
+
+def _projects(user: Any, words: list[str]) -> Iterator[Entry]:
+    if user.has_perm("accounts.view_project"):
+        has_all = Q(*(Q(name__icontains=word) for word in words))
+        for project in Project.objects.filter(has_all).order_by("name")[:_MAX_OF_A_KIND]:
+            yield Entry(project.name, _page(Project, project.pk), "workspaces", "Project")
+
+
+def _keys(user: Any, words: list[str]) -> Iterator[Entry]:
     """Yield the keys whose name or project has the words, or whose secret starts with them."""
+    if not user.has_perm("accounts.view_apikey"):
+        return
     has_all = Q(
         *(
             Q(name__icontains=word) | Q(project__name__icontains=word) | Q(prefix__istartswith=word)

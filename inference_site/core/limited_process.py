@@ -60,25 +60,26 @@ class LimitedProcess:
                 self._end()  # It was killed, for example because the host had no memory left.
             self._process = process = self._process or self._started()
             line = json.dumps(question, default=str).encode() + b"\n"
-            assert process.stdin is not None
-            assert process.stdout is not None
-            answer, left_s = b"", max(0.0, until - time.monotonic())
-            try:
-                process.stdin.write(line)
-                process.stdin.flush()
-            except BrokenPipeError:
-                pass
-            else:
-                if not select([process.stdout], [], [], left_s)[0]:
-                    self._end()
-                    raise GenerationFailed(_TOO_LATE)
-                answer = process.stdout.readline()
+            answer = self._answer(process, line, max(0.0, until - time.monotonic()))
             if not answer:
                 self._end()
                 self._process = self._started()  # So that the next question does not wait for it.
         finally:
             self._lock.release()
         return json.loads(answer) if answer else None
+
+    def _answer(self, process: subprocess.Popen[bytes], line: bytes, patience_s: float) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        if not select([process.stdout], [], [], patience_s)[0]:
+            self._end()
+            raise GenerationFailed(_TOO_LATE)
+        return process.stdout.readline()
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

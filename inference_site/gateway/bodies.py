@@ -54,24 +54,7 @@ class BodyMemory:
         Raise UnavailableError when there is none in time, or too many bodies of the project wait.
         """
         if not self.try_reserve(project_id, size):
-            queue = self._queues.setdefault(project_id, deque())
-            if len(queue) >= _MOST_WAITING:
-                raise UnavailableError("Too many requests of this project wait with large bodies.")
-            admitted = asyncio.get_running_loop().create_future()
-            entry = (admitted, size)
-            queue.append(entry)
-            try:
-                async with asyncio.timeout(settings.BODY_TIMEOUT_S):
-                    await admitted
-            except BaseException as exc:
-                if admitted.done() and not admitted.cancelled():
-                    self.give_back(project_id, size)
-                elif entry in self._queues.get(project_id, ()):
-                    self._queues[project_id].remove(entry)
-                    self._admit(project_id)  # The next may need less.
-                if isinstance(exc, TimeoutError):
-                    raise UnavailableError("Too many large requests are being received.") from None
-                raise
+            await self._wait(project_id, size)
         try:
             yield
         finally:
@@ -95,6 +78,26 @@ class BodyMemory:
             self._admit(waiting_id)
         if project_id in self._queues:  # The next time the other projects are served first.
             self._queues[project_id] = self._queues.pop(project_id)
+
+    async def _wait(self, project_id: int | None, size: int) -> None:
+        queue = self._queues.setdefault(project_id, deque())
+        if len(queue) >= _MOST_WAITING:
+            raise UnavailableError("Too many requests of this project wait with large bodies.")
+        admitted = asyncio.get_running_loop().create_future()
+        entry = (admitted, size)
+        queue.append(entry)
+        try:
+            async with asyncio.timeout(settings.BODY_TIMEOUT_S):
+                await admitted
+        except BaseException as exc:
+            if admitted.done() and not admitted.cancelled():
+                self.give_back(project_id, size)
+            elif entry in self._queues.get(project_id, ()):
+                self._queues[project_id].remove(entry)
+                self._admit(project_id)  # The next may need less.
+            if isinstance(exc, TimeoutError):
+                raise UnavailableError("Too many large requests are being received.") from None
+            raise
 
     def _admit(self, project_id: int | None) -> None:
         """Admit the waiting bodies of a project, in order, as long as they fit."""
@@ -272,18 +275,13 @@ async def spool_body(receive: Receive, most: int, boundary: str) -> SpooledBody:
     except OSError as exc:
         raise FileStorageError from exc
     digest, size, more = FormDigest(boundary), 0, True
-
-    def write(part: bytes) -> None:
-        file.write(part)
-        digest.update(part)
-
     try:
         while more:
             part, more = await _next_part(receive)
             size += len(part)
             if size > most:
                 raise too_large(most)
-            await asyncio.to_thread(write, part)
+            await asyncio.to_thread(_write, file, part, digest)
     except OSError as exc:
         file.close()
         raise FileStorageError from exc
@@ -308,3 +306,8 @@ async def _next_part(receive: Receive) -> tuple[bytes, bool]:
     except TimeoutError:
         raise RequestTimeoutError from None
     return bytes(part), True
+
+
+def _write(file: IO[bytes], part: bytes, digest: FormDigest) -> None:
+    file.write(part)
+    digest.update(part)

@@ -267,16 +267,7 @@ class Hub:
                 message = await layer.receive(self.channel)
                 self._received_at = time.monotonic()
                 self._hint_outage.succeeded()
-                behind = []
-                for generation_id, payload in message["streams"]:
-                    if not (followers := self.readers(generation_id)):
-                        continue
-                    batch = decode_hint(payload)
-                    reading = [f for f in followers if not f.waits_for_end]
-                    behind += [f for f in reading if batch is None or not f.offer(batch)]
-                if behind:  # A frame is missing.
-                    _LOG_READS.labels("gap").inc(len(behind))
-                    await self._catch_up(behind)
+                await self._dispatch(message["streams"])
             except (redis.exceptions.RedisError, OSError) as exc:
                 self._hint_outage.failed(exc)
                 await asyncio.sleep(_SILENCE_S)
@@ -285,6 +276,20 @@ class Hub:
             except Exception:
                 logger.exception("hub: a message was dropped; its readers will read the log")
                 await asyncio.sleep(_RETRY_S)
+
+    async def _dispatch(self, streams: Iterable[tuple[str, bytes]]) -> None:
+        """Offer hints (generation id, packed batch); read the log where a frame is missing."""
+        behind = []
+        for generation_id, payload in streams:
+            followers = self.readers(generation_id)
+            if not followers:
+                continue
+            batch = decode_hint(payload)
+            reading = [f for f in followers if not f.waits_for_end]
+            behind += [f for f in reading if batch is None or not f.offer(batch)]
+        if behind:
+            _LOG_READS.labels("gap").inc(len(behind))
+            await self._catch_up(behind)
 
     async def _watch(self) -> None:
         """Read the log for followers that receive nothing."""
@@ -345,14 +350,7 @@ class Hub:
         for reader, position in zip(readers, positions, strict=True):
             batches = found[position]
             self._shared.add(reader.generation_id, batches)
-            ending = batches[-1].ending if batches else None
-            # The log was lost, and then ended with numbers from 0 again.
-            is_renewed = (
-                ending is not None
-                and 0 < reader.next_number < ENDING_ONLY
-                and (ending.begins_log or batches[-1].next < reader.next_number)
-            )
-            if is_renewed or not all(map(reader.offer, batches)):
+            if not _offer_log(reader, batches):
                 with_gap.append(reader)
                 if batches and is_renumbered(batches[0].first, position[1]):
                     renumbered.add(reader)
@@ -419,17 +417,22 @@ class Hub:
         ended_by = Now() - dt.timedelta(seconds=_CLOSING_S)
         rows = await _rows_of(followers, status__in=TERMINAL, finished_at__lt=ended_by)
         ended = [follower for follower in followers if follower.generation_id in rows]
-        is_lost = True
-        try:  # To write; the log of a replica, or on a full disk, is not lost.
-            for generation_id in rows:
-                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
-        except redis.exceptions.RedisError as exc:
-            is_lost, self._failed_at = False, time.monotonic()
-            logger.warning("hub: an event log takes no writes: %s", exc)
+        is_lost = await self._take_writes(rows)
         await self._catch_up(ended)  # The ending may have come since the log was read.
         await _replay(ended, rows)
         if is_lost:
             _end_lost(ended, rows)
+
+    async def _take_writes(self, generation_ids: Iterable[str]) -> bool:
+        """Whether the event logs of these take writes: not of a replica, or with a full disk."""
+        try:
+            for generation_id in generation_ids:
+                await self._logs[shard_of(generation_id)].follow(generation_id, self.channel)
+        except redis.exceptions.RedisError as exc:
+            self._failed_at = time.monotonic()
+            logger.warning("hub: an event log takes no writes: %s", exc)
+            return False
+        return True
 
 
 async def _rows_of(followers: Iterable[Follower], **states: object) -> dict[str, Generation]:
@@ -499,6 +502,20 @@ def _has_rest(generation_id: str, found: LogPosition, number: int) -> bool:
     limit = timezone.now() - dt.timedelta(seconds=closed_by)
     ended = Generation.objects.filter(public_id=generation_id, finished_at__lt=limit)
     return not ended.exists()
+
+
+def _offer_log(reader: Follower, batches: Sequence[Batch]) -> bool:
+    """Offer what was read from the log.
+
+    Return False if frames before it are missing, or if the log was lost and then ended with
+    numbers from 0 again.
+    """
+    ending = batches[-1].ending if batches else None
+    if ending is not None and 0 < reader.next_number < ENDING_ONLY:
+        is_renewed = ending.begins_log or batches[-1].next < reader.next_number
+        if is_renewed:
+            return False
+    return all(map(reader.offer, batches))
 
 
 hub = Hub()

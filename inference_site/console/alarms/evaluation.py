@@ -256,27 +256,30 @@ def _time_to_first_token(rule: Rule) -> Iterator[Finding]:
         if rule.factor and not usual:
             continue  # Without requests in the week before, nothing is usual.
         least = max(rule.bound, rule.factor * usual)
-        if ms <= least:
-            continue
-        # What the wait in the queue adds is the matter of other rules: here is the time from claim
-        # to first token, of the latest requests that clients have waited for.
-        recent = Generation.objects.filter(model=model, created_at__gte=timezone.now() - _RECENT)
-        if rule.project_id is not None:
-            recent = recent.filter(project=rule.project_id)
-        if rule.api_key_id is not None:
-            recent = recent.filter(api_key=rule.api_key_id)
-        of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
-        began = of_clients.exclude(first_token_at=None).exclude(claimed_at=None).order_by("-pk")
-        took = began.values_list(F("first_token_at") - F("claimed_at"), flat=True)[:_LATEST]
-        since_claim = sorted(1000 * one.total_seconds() for one in took)
-        if len(since_claim) < MIN_REQUESTS:
-            continue
-        p95 = since_claim[int(0.95 * (len(since_claim) - 1))]
-        if p95 > least:
-            times = f"takes {milliseconds(p95)} (p95)"
+        # What the wait in the queue adds is the matter of other rules.
+        since_claim = _since_claim_p95(rule, model) if ms > least else None
+        if since_claim is not None and since_claim > least:
+            times = f"takes {milliseconds(since_claim)} (p95)"
             times += f"; usual are {milliseconds(usual)}" if usual else ""
             text = f"{model}{_whose(rule)}: the first token {times}."
             yield Finding(model, text, f"{_query(rule, model)}&since=1h")
+
+
+def _since_claim_p95(rule: Rule, model: str) -> float | None:
+    """Return the 95th percentile of the time from claim to first token, in milliseconds.
+
+    Of the latest requests that clients have waited for, at most ``_LATEST``.
+    """
+    recent = Generation.objects.filter(model=model, created_at__gte=timezone.now() - _RECENT)
+    if rule.project_id is not None:
+        recent = recent.filter(project=rule.project_id)
+    if rule.api_key_id is not None:
+        recent = recent.filter(api_key=rule.api_key_id)
+    of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
+    began = of_clients.exclude(first_token_at=None).exclude(claimed_at=None).order_by("-pk")
+    took = began.values_list(F("first_token_at") - F("claimed_at"), flat=True)[:_LATEST]
+    times = sorted(1000 * one.total_seconds() for one in took)
+    return times[int(0.95 * (len(times) - 1))] if len(times) >= MIN_REQUESTS else None
 
 
 def _span(

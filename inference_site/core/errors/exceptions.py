@@ -123,6 +123,17 @@ def api_error(exc: Exception) -> ApiError:
     return InternalError() if make is None else make(exc)
 
 
+def _has_line(code: str) -> bool:
+    """Whether one more error with this code is logged in this minute."""
+    now = time.monotonic()
+    with _lines_lock:
+        ends_at, lines = _lines.get(code, (0.0, 0))
+        if now >= ends_at:
+            ends_at, lines = now + 60, 0
+        _lines[code] = ends_at, lines + 1
+    return lines < _MOST_LINES
+
+
 def log_error(what: str, exc: Exception, error: ApiError) -> None:
     """Log a server error (5xx); with a traceback if the table has no row for the exception.
 
@@ -131,15 +142,8 @@ def log_error(what: str, exc: Exception, error: ApiError) -> None:
     """
     if error.status < 500 or isinstance(exc, ApiError):
         return
-    if error.status == 503:
-        code, now = error.code or error.type, time.monotonic()
-        with _lines_lock:
-            ends_at, lines = _lines.get(code, (0.0, 0))
-            if now >= ends_at:
-                ends_at, lines = now + 60, 0
-            _lines[code] = ends_at, lines + 1
-        if lines >= _MOST_LINES:
-            return
+    if error.status == 503 and not _has_line(error.code or error.type):
+        return
     traceback = exc if error.status == 500 else None
     shown = exc if traceback else fault_of_database(exc)
     logger.error("%s: %s: %s", what, type(exc).__name__, shown, exc_info=traceback)

@@ -104,24 +104,31 @@ class AddLogFields(logging.Filter):
             record.exc_info = record.exc_text = None
             record.levelno, record.levelname = logging.WARNING, "WARNING"
         elif record.name in (_HINTS_LOGGER, _PAGES_LOGGER) and record.exc_info:
-            import redis  # Commands that use no Redis need not import it.
-
-            error = record.exc_info[1]
-            away = (redis.ConnectionError, redis.TimeoutError, *DATABASE_UNAVAILABLE)
-            if isinstance(error, away):  # One line of a warning says so, without the traceback.
-                what = "no hints" if record.name == _HINTS_LOGGER else record.getMessage()
-                record.msg, record.args = "%s: %s", (what, fault_of_database(error))
-                record.exc_info = record.exc_text = None
-                record.levelno, record.levelname = logging.WARNING, "WARNING"
+            _shorten_if_away(record)
         for name, value in (_fields.get() or {}).items():
             record.__dict__.setdefault(name, value)
+        return not self._is_repeated(record)
+
+    def _is_repeated(self, record: logging.LogRecord) -> bool:
         if record.name not in _RECONNECTING_LOGGERS or record.exc_info:
-            return True
+            return False
         text, now = (record.name, str(record.msg)), time.monotonic()
         if now - self._shown_at.get(text, -_REPEATED_AFTER_S) < _REPEATED_AFTER_S:
-            return False
+            return True
         self._shown_at[text] = now
-        return True
+        return False
+
+
+def _shorten_if_away(record: logging.LogRecord) -> None:
+    """Make a traceback one line of a warning if it says that Redis or PostgreSQL is away."""
+    import redis  # Commands that use no Redis need not import it.
+
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, (redis.ConnectionError, redis.TimeoutError, *DATABASE_UNAVAILABLE)):
+        what = "no hints" if record.name == _HINTS_LOGGER else record.getMessage()
+        record.msg, record.args = "%s: %s", (what, fault_of_database(error))
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
 
 
 class LineFormatter(logging.Formatter):

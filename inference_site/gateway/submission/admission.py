@@ -24,7 +24,7 @@ from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
 from inference_site.accounts.keys import Caller
 from inference_site.accounts.rate_limits import count_request, takes_priority
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.core.domain.request import GenerationRequest, TextPart
+from inference_site.core.domain.request import AudioFile, GenerationRequest, TextPart
 from inference_site.core.errors.api_errors import QuotaError, RateLimitError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
@@ -107,25 +107,11 @@ class Admission:
         """
         if self.with_row is not None:
             self.with_row.write()
-        limits = _run_limits(self.caller)
-        if limits != (None, None):
-            owners = {"key_id": self.caller.api_key_id, "project_id": self.caller.project_id}
-            # The new row is written, and the locks make others wait for its commit.
-            with connection.cursor() as cursor:
-                cursor.execute(_LOCK_RUNS, owners)
-                cursor.execute(_COUNT_RUNS, owners)
-                counts = cursor.fetchone()
-            for owner, limit, count in zip(("key", "project"), limits, counts, strict=True):
-                if limit is not None and count > limit:
-                    raise RateLimitError(
-                        f"Rate limit reached: {limit} runs at one time of this {owner}. "
-                        "Please try again when one has ended.",
-                        retry_after_s=1,
-                    )
+        _check_runs(self.caller)
         # Also without a known budget: accounting releases the row's estimate in each that is older.
         if self.estimate.tokens:
-            caller = self.caller
-            reserve(caller.project_id, caller.api_key_id, self.estimate, self.at, self.values)
+            owners = self.caller.project_id, self.caller.api_key_id
+            reserve(*owners, self.estimate, self.at, self.values)
 
 
 @contextmanager
@@ -192,18 +178,25 @@ def most_usage(request: GenerationRequest) -> Estimate:
     elif request.guard:
         output_tokens = _TOKENS_PER_VERDICT * max(1, len(request.prompts))
     elif request.audio is not None:
-        # A WAV file names its bytes per second; others count as speech compressed to 16 kbit/s.
-        head, rate = base64.b64decode(request.audio.content[:4096]), 0
-        if request.audio.ending == "wav" and (start := head.find(b"fmt ")) >= 0:
-            rate = int.from_bytes(head[start + 16 : start + 20], "little")
-        rate = max(_LEAST_BYTES_PER_SECOND, min(rate, _MOST_BYTES_PER_SECOND))
-        seconds = -(-len(request.audio.content) * 3 // 4 // rate)
+        seconds = _most_seconds(request.audio)
         input_tokens += seconds * _SOUND_TOKENS_PER_SECOND
         output_tokens = seconds * _WORD_TOKENS_PER_SECOND
     elif request.operation == "speak" and request.streams:
         output_tokens = size * _SOUND_TOKENS_PER_BYTE
     cost = spec.price.cost(input_tokens, 0, output_tokens)
     return Estimate(max(1, input_tokens + output_tokens), cost)
+
+
+def _most_seconds(audio: AudioFile) -> int:
+    """Return the most seconds that a sound may last.
+
+    A WAV file names its bytes per second; others count as speech compressed to 16 kbit/s.
+    """
+    head, rate = base64.b64decode(audio.content[:4096]), 0
+    if audio.ending == "wav" and (start := head.find(b"fmt ")) >= 0:
+        rate = int.from_bytes(head[start + 16 : start + 20], "little")
+    rate = max(_LEAST_BYTES_PER_SECOND, min(rate, _MOST_BYTES_PER_SECOND))
+    return -(-len(audio.content) * 3 // 4 // rate)
 
 
 def _texts(request: GenerationRequest) -> Iterator[str]:
@@ -215,6 +208,28 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
     yield from (prompt for prompt in request.prompts if isinstance(prompt, str))
     yield from request.query_of_each
     yield from (repr(tool) for tool in request.tools)
+
+
+def _check_runs(caller: Caller) -> None:
+    """Raise RateLimitError when the key or project has more concurrent runs than it may.
+
+    The new row is written already, and the locks make others wait for its commit.
+    """
+    limits = _run_limits(caller)
+    if limits == (None, None):
+        return
+    owners = {"key_id": caller.api_key_id, "project_id": caller.project_id}
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK_RUNS, owners)
+        cursor.execute(_COUNT_RUNS, owners)
+        counts = cursor.fetchone()
+    for owner, limit, count in zip(("key", "project"), limits, counts, strict=True):
+        if limit is not None and count > limit:
+            raise RateLimitError(
+                f"Rate limit reached: {limit} runs at one time of this {owner}. "
+                "Please try again when one has ended.",
+                retry_after_s=1,
+            )
 
 
 def _run_limits(caller: Caller) -> tuple[int | None, int | None]:

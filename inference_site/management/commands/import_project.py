@@ -53,33 +53,34 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, project: str, folder: Path, create: bool, **__: Any) -> None:
         with _one_import(folder):
-            modules = {kind: module for module in transfers() for kind in module.LINES}
+            self._import(project, folder, create)
+
+    def _import(self, project: str, folder: Path, create: bool) -> None:
+        modules = {kind: module for module in transfers() for kind in module.LINES}
+        try:
+            total = _check(folder, modules)
+        except OSError as exc:
+            raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
+        found = Project.objects.filter(name=project).first()
+        if found is None and create:
             try:
-                total = _check(folder, modules)
-            except OSError as exc:
-                raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
-            found = Project.objects.filter(name=project).first()
-            if found is None and create:
-                try:
-                    Project._meta.get_field("name").clean(project, None)
-                except InvalidName as exc:
-                    raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
-                found = Project.objects.get_or_create(name=project)[0]
-            if found is None:
-                raise CommandError(f"There is no project {project}; --create creates it.")
-            new: Counter[str] = Counter()
-            with _no_kept_statements():
-                for batch in _batches(_lines(folder, modules)):
-                    kind = batch[0][2].kind
-                    if kind in modules:
-                        imported_at = {"imported_at": timezone.now()}
-                        SiteSettings.objects.update_or_create(pk=1, defaults=imported_at)
-                        new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
-            for kind, count in total.items():
-                known = count - new[kind]
-                self.stdout.write(
-                    f"{new[kind]} × {kind}" + (f", {known} known already" * bool(known))
-                )
+                Project._meta.get_field("name").clean(project, None)
+            except InvalidName as exc:
+                raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
+            found, _ = Project.objects.get_or_create(name=project)
+        if found is None:
+            raise CommandError(f"There is no project {project}; --create creates it.")
+        new: Counter[str] = Counter()
+        with _no_kept_statements():
+            for batch in _batches(_lines(folder, modules)):
+                kind = batch[0][2].kind
+                if kind in modules:
+                    imported_at = {"imported_at": timezone.now()}
+                    SiteSettings.objects.update_or_create(pk=1, defaults=imported_at)
+                    new[kind] += _store(modules[kind], found.pk, kind, batch, folder)
+        for kind, count in total.items():
+            known = count - new[kind]
+            self.stdout.write(f"{new[kind]} × {kind}" + (f", {known} known already" * bool(known)))
 
 
 @contextmanager
@@ -156,22 +157,23 @@ def _lines(folder: Path, modules: dict[str, Transfer]) -> Iterator[Numbered]:
                 raise CommandError(f"Line {number} has more than {_LONGEST_LINE} bytes.")
             if not text.endswith(b"\n"):
                 raise CommandError(f"Line {number} is cut off.")
-            try:
-                # Of what a later release may add, the kind is read first.
-                kind = _KindOnly.model_validate_json(text).kind
-                if kind not in models:
-                    raise CommandError(
-                        f"Line {number}: this site does not know the kind '{kind[:100]}'."
-                    )
-                if b"\\u0000" in text and replace_nul(given := orjson.loads(text)) != given:
-                    raise CommandError(f"Line {number} is not valid: it has the character NUL.")
-                line = models[kind].model_validate_json(text)
-            except ValidationError as exc:
-                first = exc.errors(include_url=False, include_input=False)[0]
-                where = ".".join(map(str, first["loc"]))
-                reason = f"'{where}': {first['msg']}" if where else first["msg"]
-                raise CommandError(f"Line {number} is not valid: {reason}.") from exc
-            yield number, len(text), line
+            yield number, len(text), _parsed(number, text, models)
+
+
+def _parsed(number: int, text: bytes, models: dict[str, type[Line]]) -> Line:
+    try:
+        # Of what a later release may add, the kind is read first.
+        kind = _KindOnly.model_validate_json(text).kind
+        if kind not in models:
+            raise CommandError(f"Line {number}: this site does not know the kind '{kind[:100]}'.")
+        if b"\\u0000" in text and replace_nul(given := orjson.loads(text)) != given:
+            raise CommandError(f"Line {number} is not valid: it has the character NUL.")
+        return models[kind].model_validate_json(text)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = f"'{where}': {first['msg']}" if where else first["msg"]
+        raise CommandError(f"Line {number} is not valid: {reason}.") from exc
 
 
 class _KindOnly(Line):

@@ -240,16 +240,7 @@ class Child:
             self.roll(now)
         elif self._current is not None and not self._current.is_running:
             if self._next is None:
-                self.exit_status = status = self._current.popen.wait()
-                delay_s = self._delay.after(now - self._started_at)
-                how = f"exited with status {status}"
-                if status < 0:
-                    how = f"was killed by {signal_name(-status)}"
-                self._say(
-                    f"{self.program.name} {how}; restarting in {delay_s:g} s "
-                    f"(log: {self.program.log})"
-                )
-                self._restart_at = now + delay_s
+                self._schedule_restart(self._current, now)
             else:
                 self._current.close()
                 self._switch(self._next)
@@ -284,6 +275,17 @@ class Child:
 
     def _switch(self, process: Process) -> None:
         self._current, self._next, self._started_at = process, None, time.monotonic()
+
+    def _schedule_restart(self, process: Process, now: float) -> None:
+        self.exit_status = status = process.popen.wait()
+        delay_s = self._delay.after(now - self._started_at)
+        how = f"exited with status {status}"
+        if status < 0:
+            how = f"was killed by {signal_name(-status)}"
+        self._say(
+            f"{self.program.name} {how}; restarting in {delay_s:g} s (log: {self.program.log})"
+        )
+        self._restart_at = now + delay_s
 
     def logged(self) -> str:
         """Return the part of the log that the current process has written."""
