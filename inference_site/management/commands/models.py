@@ -71,7 +71,7 @@ class Command(BaseCommand):
         self._list(known, {})
         lines = entry_lines(path)
         faults = [
-            f"{path}:{lines[spec.id]}: models.{spec.id}: {fault}."
+            f"{path}:{lines.get(spec.id, 1)}: models.{spec.id}: {fault}."
             for spec in known.models.values()
             if (fault := model_file_error(spec))
         ]
@@ -124,7 +124,10 @@ class Command(BaseCommand):
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError as exc:
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from exc
     if number < 1:
         raise ArgumentTypeError(f"{number} is less than 1")
     return number
