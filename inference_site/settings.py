@@ -267,8 +267,9 @@ DATABASES["default"]["OPTIONS"] = {
 }
 # How long a process that serves waits for the answer to a statement, and where much is read or
 # written at once: pages of the admin, accounting, pruning.
-DATABASE_TIMEOUT_S = environment.number("DATABASE_TIMEOUT_S", 5, minimum=1)
-DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, minimum=1)
+_LONGEST_S = 2_000_000  # PostgreSQL counts milliseconds in 31 bits.
+DATABASE_TIMEOUT_S = environment.number("DATABASE_TIMEOUT_S", 5, 1, _LONGEST_S)
+DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, 1, _LONGEST_S)
 
 # How long a process waits for the answer to a command; a blocking read has that on top of its own.
 REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=2)
@@ -351,7 +352,7 @@ MAX_BODIES_BYTES = environment.number("MAX_BODIES_BYTES", 8 * MAX_BODY_BYTES, mi
 # Whether whole chat completions repeat their calls in choices[].tool_calls, as oxillama does.
 TOOL_CALLS_IN_CHOICES = environment.boolean("TOOL_CALLS_IN_CHOICES", False)
 # Whose pages may use the API from a browser; "*" is everybody's.
-CORS_ALLOWED_ORIGINS = environment.items("CORS_ALLOWED_ORIGINS")
+CORS_ALLOWED_ORIGINS = environment.web_origins("CORS_ALLOWED_ORIGINS")
 BODY_TIMEOUT_S = environment.number("BODY_TIMEOUT_S", 120, minimum=1)
 # How long a connection may be without the complete head of a request.
 HEAD_TIMEOUT_S = environment.number("HEAD_TIMEOUT_S", 20, minimum=1)
@@ -395,8 +396,10 @@ LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
 LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
 # How long a request of the foreground waits for the server of its model to come back.
 SERVER_WAIT_S = environment.number("SERVER_WAIT_S", 30)
-USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0)  # 0: generations are kept for ever.
-REFUSALS_DAYS = environment.number("REFUSALS_DAYS", 30)  # 0: refused requests are kept for ever.
+# How long generations and refused requests are kept; 0: for ever. The console has the same bound.
+_LONGEST_DAYS = 36_500
+USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0, 0, _LONGEST_DAYS)
+REFUSALS_DAYS = environment.number("REFUSALS_DAYS", 30, 0, _LONGEST_DAYS)
 RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
 # The most answers that are kept of one project for its idempotency keys.
 IDEMPOTENCY_KEYS = environment.number("IDEMPOTENCY_KEYS", 10_000, minimum=1)

@@ -234,20 +234,20 @@ def keep_fresh() -> None:
 
     Call it once, in a process that serves. The query takes a lone request two milliseconds.
     """
-    threading.Thread(target=_keep_fresh, name="keys", daemon=True).start()
 
+    def read_again() -> None:
+        outage = OutageLog(logger, "callers of API keys")
+        while True:
+            time.sleep(_REFRESH_S)
+            try:
+                with release_connection_after():
+                    refresh_callers()
+            except Exception as exc:  # noqa: BLE001  # Requests query by themselves, and raise it.
+                outage.failed(exc)
+            else:
+                outage.succeeded()
 
-def _keep_fresh() -> None:
-    outage = OutageLog(logger, "callers of API keys")
-    while True:
-        time.sleep(_REFRESH_S)
-        try:
-            with release_connection_after():
-                refresh_callers()
-        except Exception as exc:  # noqa: BLE001  # Requests query by themselves, and raise it.
-            outage.failed(exc)
-        else:
-            outage.succeeded()
+    threading.Thread(target=read_again, name="keys", daemon=True).start()
 
 
 def refresh_callers() -> None:

@@ -219,7 +219,16 @@ def _fetch_file(
         except OSError as exc:
             raise BeingFetched(f"{file.path} is being fetched by another process.") from exc
         _download(client, url, file, opened, on_progress)
-        _check_content(part, file)
+        size = part.stat().st_size
+        if size < file.size:
+            raise HubError(
+                f"{file.path}: the hub sent {size:,} of {file.size:,} bytes; pull it again."
+            )
+        if (digest := _digest(part, file)) != file.sha256:
+            part.unlink()
+            raise HubError(
+                f"{file.path}: its SHA-256 is {digest}, not {file.sha256}; it has been removed."
+            )
         _check_weights(part, file)
         part.rename(path)
 
@@ -252,18 +261,6 @@ def _download(
                 _check_weights(Path(part.name), file)
                 is_checked = True
             on_progress(have, file.size)
-
-
-def _check_content(part: Path, file: HubFile) -> None:
-    """Compare size and digest with the hub's. Raise HubError; remove a file with a wrong digest."""
-    size = part.stat().st_size
-    if size < file.size:
-        raise HubError(f"{file.path}: the hub sent {size:,} of {file.size:,} bytes; pull it again.")
-    if (digest := _digest(part, file)) != file.sha256:
-        part.unlink()
-        raise HubError(
-            f"{file.path}: its SHA-256 is {digest}, not {file.sha256}; it has been removed."
-        )
 
 
 def _digest(path: Path, file: HubFile) -> str:

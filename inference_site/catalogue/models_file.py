@@ -49,9 +49,19 @@ from inference_site.core.host import physical_cores, usable_cores
 
 _UNKNOWN_CONTEXT = 2**20
 """Assumed for a model on another server whose entry gives no context length."""
-_LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The C loader is ten times as fast; not every build of PyYAML has it."""
 _DEFAULT = ModelSpec(id="", engine="llama_cpp")
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]  # Its base is one of two.
+    """Names the line of a value that YAML takes for a date or number, and that is none."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as exc:
+            raise yaml.MarkedYAMLError(problem=str(exc), problem_mark=node.start_mark) from exc
 
 
 class TargetEntry(OperatorSettings):
@@ -272,6 +282,10 @@ def read_models_and_routes(path: Path) -> tuple[list[ModelSpec], list[Route]]:
         raise ImproperlyConfigured(f"{path}:{line}: is not YAML: {exc.problem}.") from exc
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ImproperlyConfigured(f"{path}: cannot be read: {exc}") from exc
+    except RecursionError as exc:
+        raise ImproperlyConfigured(
+            f"{path}: an alias is in the mapping that it stands for."
+        ) from exc
     except InvalidSetting as exc:
         prefixes = (exc.path[:length] for length in range(len(exc.path), 0, -1))
         line = next((lines[key] for key in prefixes if key in lines), 1)
@@ -292,11 +306,11 @@ def _load(path: Path, lines: dict[_Key, int]) -> Any:
     Raise InvalidSetting for a duplicate key.
     """
     text = path.read_text(encoding="utf-8")
-    document = yaml.load(text, _LOADER)  # noqa: S506  # Both loaders are safe.
+    document = yaml.load(text, _Loader)  # noqa: S506  # Both bases are safe.
     # A document that maps names to files only is the short form: it is the value of ``models``.
     is_short = isinstance(document, dict) and "models" not in document
     is_short = is_short and all(isinstance(value, str) for value in document.values())
-    _add_lines(yaml.compose(text, _LOADER), lines, ("models",) if is_short else ())
+    _add_lines(yaml.compose(text, _Loader), lines, ("models",) if is_short else ())
     return {"models": document} if is_short else document
 
 
@@ -360,6 +374,9 @@ def read_entry(
     shared = {name: value for name, value in entry.items() if name in ModelEntry.model_fields}
     own = {name: value for name, value in entry.items() if name not in shared}
     model = ModelEntry.read(shared, resolve)
+    if model.lora_adapters and model.engine != _DEFAULT.engine:
+        message = f"{model.engine} applies no adapters; {_DEFAULT.engine} would"
+        raise InvalidSetting(("lora_adapters",), message)
     options = _read_options(model.engine, own, resolve)
     slots, context_length = model.sizes(options)
     return ModelSpec(

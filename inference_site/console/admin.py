@@ -275,7 +275,14 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
             spec = read_stored_entry(id_, entry)
             check_resolved_addresses(spec)
         except (InvalidSetting, ValueError, TypeError) as exc:
-            self._add_error_of_entry(exc)
+            # At the field of its key, or at "More settings" with the key's path.
+            parts: tuple[str, ...] = getattr(exc, "path", ())
+            key = parts[0] if parts else "more"
+            if key == "price" and parts[1:]:
+                key = f"price_{parts[1]}"
+            field = _FIELD_OF.get(key, key)
+            prefix = "" if key in self.fields else f"{'.'.join(parts)}: "
+            self.add_error(field if field in self.fields else "more", f"{prefix}{exc}.")
             return values
         known = catalogue()
         if known.is_fixed(spec.id):
@@ -291,16 +298,6 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
             self.add_error("file", f"{self.file_condition.reason}.")
         self.instance.entry, self.instance.any_address = encrypt_secrets(entry), False
         return values
-
-    def _add_error_of_entry(self, exc: Exception) -> None:
-        """Show an error at the field of its key, or at "More settings" with the key's path."""
-        parts: tuple[str, ...] = getattr(exc, "path", ())
-        key = parts[0] if parts else "more"
-        if key == "price" and parts[1:]:
-            key = f"price_{parts[1]}"
-        field = _FIELD_OF.get(key, key)
-        prefix = "" if key in self.fields else f"{'.'.join(parts)}: "
-        self.add_error(field if field in self.fields else "more", f"{prefix}{exc}.")
 
 
 class PullForm(forms.ModelForm[Pull]):

@@ -136,7 +136,12 @@ def fleet_context(request: HttpRequest) -> dict[str, Any]:
         )
         for worker in live
     ]
-    context["hosts"] = _host_rows(live)
+    reporters = {worker.host: worker for worker in live if worker.state is not None}
+    context["hosts"] = hosts = []
+    for name, reporter in sorted(reporters.items()):
+        models = [model for worker in live if worker.host == name for model in worker.models]
+        busy, slots = sum(m.busy for m in models), sum(m.slots for m in models)
+        hosts.append(HostRow(name, reporter.state or HostState(), reporter.release, busy, slots))
     return context
 
 
@@ -168,16 +173,6 @@ def _is_loadable(model: str, live: list[LiveWorker]) -> bool:
     able = [one for one in live if model in one.loadable and not one.is_draining]
     reports = [one.model(model) for one in able]
     return any(report is None or report.state == ModelState.FAILED for report in reports)
-
-
-def _host_rows(live: list[LiveWorker]) -> list[HostRow]:
-    reporters = {worker.host: worker for worker in live if worker.state is not None}
-    rows = []
-    for name, reporter in sorted(reporters.items()):
-        models = [model for worker in live if worker.host == name for model in worker.models]
-        busy, slots = sum(m.busy for m in models), sum(m.slots for m in models)
-        rows.append(HostRow(name, reporter.state or HostState(), reporter.release, busy, slots))
-    return rows
 
 
 @permission_required(CHANGE, raise_exception=True)

@@ -314,19 +314,17 @@ def _refusals(key: ApiKey, now: dt.datetime) -> str:
             continue
         if read == _MAX_REFUSALS:
             more = "more than "
-        else:
-            reasons[_reason(key, code, path)] += count
+            break
+        reason = _REASONS.get(code) or code.replace("_", " ") or "unknown"
+        if code == "insufficient_scope":
+            match = resolve_cached(path.rstrip("/"))
+            scope = getattr(getattr(match and match.func, "cls", None), "scope", Scope.INFERENCE)
+            # A view may need a scope for some methods only; the key may have got it since.
+            is_there = scope in key.scopes
+            reason = "a scope was missing" if is_there else f"scope {scope.value} is missing"
+        reasons[reason] += count
     if not reasons:
         return ""
     common = reasons.most_common(_MAX_REASONS)
     texts = [reason if len(reasons) == 1 else f"{reason} ({n:,})" for reason, n in common]
     return f"{more}{reasons.total():,} refused in the last day: {', '.join(texts)}"
-
-
-def _reason(key: ApiKey, code: str, path: str) -> str:
-    if code != "insufficient_scope":
-        return _REASONS.get(code) or code.replace("_", " ") or "unknown"
-    match = resolve_cached(path.rstrip("/"))
-    scope = getattr(getattr(match and match.func, "cls", None), "scope", Scope.INFERENCE)
-    # A view may need a scope for some of its methods only; the key may have got it since.
-    return "a scope was missing" if scope in key.scopes else f"scope {scope.value} is missing"

@@ -25,7 +25,7 @@ from django.views.decorators.http import require_GET, require_POST
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.mcp.access import NotUsable, allowed_addresses, unseal_secret
 from inference_site.mcp.connections import disconnect, save_grant
-from inference_site.mcp.grants import Attempt, SiteClient, seal, unseal_attempt, unseal_client
+from inference_site.mcp.grants import Attempt, seal, unseal_attempt, unseal_client
 from inference_site.mcp.models import McpConnection, McpServer
 
 PERMISSION = "accounts.make_own_key"
@@ -51,8 +51,21 @@ def connect(request: HttpRequest, pk: int) -> HttpResponse:
     from inference_site.mcp import authorization
 
     server = get_object_or_404(_servers(request), pk=pk)
+    path = reverse("admin:my-connection-made")
+    # At the site's address, not at one that a client has sent.
+    back = f"{settings.SITE_URL}{path}" if settings.SITE_URL else request.build_absolute_uri(path)
+    has_registration = bool(server.registration) and not server.oauth_client_id
     try:
-        begun = authorization.begin(_wanted(request, server), allowed_addresses())
+        wanted = authorization.Wanted(
+            url=server.url,
+            redirect_uri=back,
+            issuer=server.oauth_issuer,
+            client_id=server.oauth_client_id,
+            client_secret=unseal_secret(server.oauth_secret) if server.oauth_secret else "",
+            scope=server.oauth_scope,
+            registration=unseal_client(server.registration) if has_registration else None,
+        )
+        begun = authorization.begin(wanted, allowed_addresses())
     except (NotUsable, authorization.AuthorizationFailed) as exc:
         messages.error(request, f"{server.label}: {str(exc).rstrip('.')}.")
         return HttpResponseRedirect(reverse("admin:my-connections"))
@@ -155,27 +168,6 @@ def _servers(request: HttpRequest) -> QuerySet[McpServer]:
     is_open = Q(projects=None) | Q(projects__members=_user_id(request))
     is_open |= Q(projects__is_playground=True)
     return McpServer.objects.filter(is_open, is_active=True, is_per_user=True).distinct()
-
-
-def _wanted(request: HttpRequest, server: McpServer) -> Any:
-    """Return what is wanted of a server. Raise NotUsable if its secrets cannot be read."""
-    from inference_site.mcp.authorization import Wanted
-
-    registration: SiteClient | None = None
-    if server.registration and not server.oauth_client_id:
-        registration = unseal_client(server.registration)
-    path = reverse("admin:my-connection-made")
-    # At the site's address, not at one that a client has sent.
-    back = f"{settings.SITE_URL}{path}" if settings.SITE_URL else request.build_absolute_uri(path)
-    return Wanted(
-        url=server.url,
-        redirect_uri=back,
-        issuer=server.oauth_issuer,
-        client_id=server.oauth_client_id,
-        client_secret=unseal_secret(server.oauth_secret) if server.oauth_secret else "",
-        scope=server.oauth_scope,
-        registration=registration,
-    )
 
 
 def _attempt(request: HttpRequest, sealed: str) -> Attempt | None:

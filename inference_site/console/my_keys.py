@@ -73,6 +73,11 @@ def my_keys(request: HttpRequest) -> HttpResponse:
                 "secrets": [] if key.revoked_at else valid_secrets(key),
             }
         )
+    # The model of the snippets is one that the newest key may use.
+    newest = keys[0] if keys else None
+    project = user.projects.first() if newest is None else newest.project
+    usable = catalogue().listed(project.name) if project is not None else []
+    allowed = set(newest.allowed_models) if newest is not None else set()
     ids = [key.pk for key in keys]
     length = dt.timedelta(days=30)
     context = {
@@ -83,7 +88,7 @@ def my_keys(request: HttpRequest) -> HttpResponse:
         "tiles": recent_tiles(Period.DAY, length, api_keys=ids) if ids else [],
         "may_make": user.projects.filter(is_active=True).exists(),
         "base_url": request.build_absolute_uri("/v1"),
-        "model": _first_model(keys, user),
+        "model": next((s.id for s in usable if not allowed or s.id in allowed), "MODEL"),
     }
     return TemplateResponse(request, "console/my_keys.html", context)
 
@@ -134,12 +139,3 @@ def _make(request: HttpRequest, values: dict[str, Any]) -> tuple[ApiKey, str] | 
 def _secret_page(request: HttpRequest, key: ApiKey, secret: str) -> HttpResponse:
     named = [(f"Key {key.name}", secret)]
     return secrets_page(request, named, reverse("admin:my-keys"))
-
-
-def _first_model(keys: list[ApiKey], user: Any) -> str:
-    """Return a model for the snippets: one that the newest key may use."""
-    key = keys[0] if keys else None
-    project = user.projects.first() if key is None else key.project
-    usable = catalogue().listed(project.name) if project is not None else []
-    allowed = set(key.allowed_models) if key is not None else set()
-    return next((spec.id for spec in usable if not allowed or spec.id in allowed), "MODEL")

@@ -57,9 +57,25 @@ def queue_context(request: HttpRequest) -> dict[str, Any]:
         for row in waiting:
             known = found.get(row.public_id)
             row.asked = known.asked if known else "—"  # type: ignore[attr-defined]  # For the page.
+    groups = (
+        Generation.objects.filter(status=Status.QUEUED)
+        .values("model", "project__name", "service_class")
+        .annotate(count=Count("pk"), oldest=Min("created_at"))
+        .order_by("model", "service_class", "project__name")
+    )
+    now = timezone.now()
     return {
         "model": model,
-        "groups": _waiting_groups(),
+        "groups": [
+            {
+                "model": row["model"],
+                "project": row["project__name"],
+                "service_class": ServiceClass(row["service_class"]).label,
+                "count": row["count"],
+                "oldest_s": (now - row["oldest"]).total_seconds(),
+            }
+            for row in groups
+        ],
         "waiting": waiting,
         "sees_content": sees_content,
         "running": running[:_MAX_ROWS],
@@ -104,27 +120,6 @@ def _next_in_line(rows: QuerySet[Generation]) -> list[Generation]:
     for row in shown:
         row.place = places[row.pk]  # type: ignore[attr-defined]  # For the template.
     return shown
-
-
-def _waiting_groups() -> list[dict[str, Any]]:
-    """Return the number waiting and the longest wait, by model, project and class."""
-    found = (
-        Generation.objects.filter(status=Status.QUEUED)
-        .values("model", "project__name", "service_class")
-        .annotate(count=Count("pk"), oldest=Min("created_at"))
-        .order_by("model", "service_class", "project__name")
-    )
-    now = timezone.now()
-    return [
-        {
-            "model": row["model"],
-            "project": row["project__name"],
-            "service_class": ServiceClass(row["service_class"]).label,
-            "count": row["count"],
-            "oldest_s": (now - row["oldest"]).total_seconds(),
-        }
-        for row in found
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -437,7 +437,18 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
     may_see = may_see_values(request.user)
     filters = filters_of(request.GET, timezone.now(), has_dimensions=may_see)
     if not UsageRollup.objects.exists():
-        return {"may_see_usage": True, "filters": filters, **_first_steps(request)}
+        # On a site without any request the page shows how to send the first one.
+        listed = (spec.id for spec in catalogue().models.values() if spec.is_listed)
+        return {
+            "may_see_usage": True,
+            "filters": filters,
+            "tiles": tiles_now(),
+            "first_steps": True,
+            "first_model": next(listed, "MODEL"),
+            "chat_address": request.build_absolute_uri("/v1/chat/completions"),
+            "may_add_key": request.user.has_perm("accounts.add_apikey"),
+            "may_add_model": request.user.has_perm("model_store.add_storedmodel"),
+        }
     with without_table_scans():
         usage = usage_by(filters.span)
         # Latencies are not kept by dimension, and refused requests have no end user.
@@ -467,19 +478,6 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
         "tiles": linked([*tiles, *tiles_now()], request.user, filters.span, since),
         "charts": _charts(filters.span, buckets, latencies),
         "table": table,
-    }
-
-
-def _first_steps(request: HttpRequest) -> dict[str, Any]:
-    """Return what the page shows on a site without any request: how to send the first one."""
-    listed = (spec.id for spec in catalogue().models.values() if spec.is_listed)
-    return {
-        "tiles": tiles_now(),
-        "first_steps": True,
-        "first_model": next(listed, "MODEL"),
-        "chat_address": request.build_absolute_uri("/v1/chat/completions"),
-        "may_add_key": request.user.has_perm("accounts.add_apikey"),
-        "may_add_model": request.user.has_perm("model_store.add_storedmodel"),
     }
 
 

@@ -28,6 +28,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _DATABASE_SCHEMES = ("postgres", "postgresql", "psql", "pgsql")
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 _ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_WEB_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+"""Browsers send no path; extensions and desktop programs have schemes of their own."""
 MAX_PORT = 65_535
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
@@ -65,12 +67,17 @@ def boolean(name: str, default: bool) -> bool:
     return value in _TRUE
 
 
-def number(name: str, default: int, minimum: int = 0) -> int:
+def number(name: str, default: int, minimum: int = 0, maximum: int | None = None) -> int:
     """Return a whole number. Raise ImproperlyConfigured for anything else."""
     value = text(name, str(default))
-    if not value.isdecimal() or int(value) < minimum:
+    if (
+        not value.isdecimal()
+        or int(value) < minimum
+        or (maximum is not None and int(value) > maximum)
+    ):
+        most = "" if maximum is None else f" to {maximum}"
         raise ImproperlyConfigured(
-            f"{name}: expected a whole number from {minimum}, got {value!r}."
+            f"{name}: expected a whole number from {minimum}{most}, got {value!r}."
         )
     return int(value)
 
@@ -117,6 +124,18 @@ def origin(name: str) -> str:
             f"{name}: expected an address such as https://ai.example.org, got {value!r}."
         )
     return value
+
+
+def web_origins(name: str) -> list[str]:
+    """Return origins of web pages separated by commas, or ``*``. Raise ImproperlyConfigured."""
+    found = items(name)
+    for value in found:
+        if value not in ("*", "null") and not _WEB_ORIGIN.fullmatch(value):
+            raise ImproperlyConfigured(
+                f"{name}: expected origins such as https://app.example.org, without a path, "
+                f"got {value!r}."
+            )
+    return found
 
 
 def networks(name: str, default: str = "") -> list[Network]:

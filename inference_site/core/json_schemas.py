@@ -92,16 +92,15 @@ def _validator(schema: Any) -> Any:
     """
     import jsonschema_rs  # Only the limited process needs it.
 
+    def refuse_reference(uri: str) -> Any:
+        raise ValueError(f"{uri} is elsewhere")
+
     try:
         return jsonschema_rs.validator_for(
-            schema, pattern_options=jsonschema_rs.RegexOptions(), retriever=_refuse_reference
+            schema, pattern_options=jsonschema_rs.RegexOptions(), retriever=refuse_reference
         )
     except jsonschema_rs.ReferencingError as exc:
         raise ValueError(str(exc)) from exc
-
-
-def _refuse_reference(uri: str) -> Any:
-    raise ValueError(f"{uri} is elsewhere")
 
 
 def _answer(kind: str, *question: Any) -> object:

@@ -333,26 +333,22 @@ class BoundedRequest(FlowControl, WebRequest):  # type: ignore[misc]  # Daphne h
             # Twisted drops the first write only, because Daphne does not call what it puts in the
             # place of ``write``. The client would read more as the answer to its next request.
             message = {**message, "body": b""}
-        if message["type"] == EVENTS:
-            self._write_events(message["events"])
-        elif message["type"] == ABORT:
+        if message["type"] == ABORT:
             self.transport.abortConnection()
-        else:
+        elif message["type"] != EVENTS:
             super().handle_reply(message)
-
-    def _write_events(self, events: Sequence[bytes]) -> None:
-        """Write each event as a chunk of its own, all of them with one call."""
-        if self.finished or self.channel is None:
-            return
-        if not self.startedWriting:  # The head is written with the first.
-            self.write(events[0])
-            events = events[1:]
-        if self.chunked and not self._disconnected:
-            self.sentLength += sum(map(len, events))
-            chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events if event]
-            self.channel.write(b"".join(chunks))
-        else:
-            self.write(b"".join(events))
+        elif not self.finished and self.channel is not None:
+            events: Sequence[bytes] = message["events"]
+            if not self.startedWriting:  # The head is written with the first.
+                self.write(events[0])
+                events = events[1:]
+            if self.chunked and not self._disconnected:
+                self.sentLength += sum(map(len, events))
+                # Each event is a chunk of its own; one call writes all of them.
+                chunks = [b"%x\r\n%b\r\n" % (len(event), event) for event in events if event]
+                self.channel.write(b"".join(chunks))
+            else:
+                self.write(b"".join(events))
 
     def finish(self) -> None:
         """End the answer; if the body still comes, read and drop it for a while."""

@@ -87,7 +87,19 @@ class Delivery:
         """Deliver everything. ``leaving`` returns when the client leaves, which stops it."""
         watcher = None if leaving is None else asyncio.create_task(self._watch(leaving))
         try:
-            await self._deliver()
+            ending = None
+            while ending is None:
+                if self._follower.is_behind and not self._is_gone:
+                    await hub.read_on(self._follower)
+                if not self._is_gone:  # The client may leave during a write, when nothing waits.
+                    await self._follower.wait(self._sink.quiet_s)
+                if self._is_gone:
+                    raise ClientGone
+                batches = self._follower.take()
+                if not batches and self._follower.is_behind:
+                    continue
+                ending = batches[-1].ending if batches else None
+                await self._sink.write(batches, ending)
         except ClientGone:
             if self._cancels:
                 hub.cancel(self._follower.generation_id)
@@ -106,21 +118,6 @@ class Delivery:
         await leaving()
         self._is_gone = True
         self._follower.wake()
-
-    async def _deliver(self) -> None:
-        ending = None
-        while ending is None:
-            if self._follower.is_behind and not self._is_gone:
-                await hub.read_on(self._follower)
-            if not self._is_gone:  # The client may leave during a write, when nothing waits.
-                await self._follower.wait(self._sink.quiet_s)
-            if self._is_gone:
-                raise ClientGone
-            batches = self._follower.take()
-            if not batches and self._follower.is_behind:
-                continue
-            ending = batches[-1].ending if batches else None
-            await self._sink.write(batches, ending)
 
 
 class JsonSink(Sink):
@@ -215,38 +212,30 @@ class SseSink(JsonSink):
             self._closing = ()
         elif ending is not None:
             frames += self._closing
-        await self._write_events(frames or await self._keep_alive())
+        events = frames or await self._keep_alive()
+        if self._takes_events and len(events) > 1:
+            await self._send({"type": EVENTS, "events": events, "more_body": True})
+        else:
+            for event in events:  # One by one: some clients lose an event that arrives in two.
+                await self._write(event, more=True)
         if ending is not None:
             await self._write(b"", more=False)
 
     async def _keep_alive(self) -> Sequence[bytes]:
         """Return what to send while nothing comes: the comment, or it and the API's own event."""
-        comment = await self._own_comment() if self._silence else b""
+        comment = b""
+        if self._silence and self._comment is not None:
+            try:
+                async with asyncio.timeout(_COMMENT_S):
+                    loop = asyncio.get_running_loop()
+                    comment = await loop.run_in_executor(_comment_threads, self._comment)
+            except (TimeoutError, redis.exceptions.RedisError, db.Error):
+                pass
+            except Exception:  # A comment must not end a stream.
+                logger.warning("a comment could not be made", exc_info=True)
         if self._ping:
             return [comment, self._ping] if comment else [self._ping]
         return [comment or self._silence]
-
-    async def _own_comment(self) -> bytes:
-        """Return the comment of the hand-off; b"" if there is none now."""
-        if self._comment is None:
-            return b""
-        try:
-            async with asyncio.timeout(_COMMENT_S):
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(_comment_threads, self._comment)
-        except (TimeoutError, redis.exceptions.RedisError, db.Error):
-            return b""
-        except Exception:  # A comment must not end a stream.
-            logger.warning("a comment could not be made", exc_info=True)
-            return b""
-
-    async def _write_events(self, events: Sequence[bytes]) -> None:
-        """Write each event as one part: some clients lose an event that arrives in two."""
-        if self._takes_events and len(events) > 1:
-            await self._send({"type": EVENTS, "events": events, "more_body": True})
-            return
-        for event in events:
-            await self._write(event, more=True)
 
     def _unknown_failure(self) -> list[bytes]:
         body = self._unknown_error()

@@ -364,7 +364,13 @@ class UploadCompleteView(ApiView):
         )
         try:
             with tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR) as joined:
-                md5 = _join(parts, joined)
+                digest = hashlib.md5(usedforsecurity=False)
+                for part in parts:
+                    for chunk in storage.read(part):
+                        joined.write(chunk)
+                        digest.update(chunk)
+                joined.seek(0)
+                md5 = digest.hexdigest()
                 if body.md5 is not None and md5 != body.md5.lower():
                     raise InvalidRequestError(
                         f"Invalid 'md5': that of the parts is {md5}.", param="md5"
@@ -469,17 +475,6 @@ def _parts(upload: Upload, body: CompleteRequest) -> list[StoredFile]:
             param="part_ids",
         )
     return parts
-
-
-def _join(parts: list[StoredFile], joined: IO[bytes]) -> str:
-    """Write the parts to a file, one after the other; return the MD5 digest of them."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for part in parts:
-        for chunk in storage.read(part):
-            joined.write(chunk)
-            digest.update(chunk)
-    joined.seek(0)
-    return digest.hexdigest()
 
 
 def _requested_range(header: str, size: int) -> tuple[int, int] | None:

@@ -189,8 +189,14 @@ def _check_workers(absent: dict[str, str]) -> str:
             absent[model] = "no_host"
         elif _may_be_absent(model, status, unloaded, can_serve):
             absent[model] = status.value
+        elif status == ModelStatus.UNLOADED:
+            why = _why_no_host(model, workers)
+            missing.append(f"{model} ({why[0].lower()}{why[1:-1]})" if why else model)
         else:
-            missing.append(_describe(model, status, workers))
+            loads = [served for worker in workers if (served := worker.model(model)) is not None]
+            known = [served.progress for served in loads if served.progress is not None]
+            progress = f", {max(known):.0%}" if known else ""
+            missing.append(f"{model} ({status.value}{progress})")
     return f"no live worker for: {', '.join(missing)}" if missing else "ok"
 
 
@@ -210,16 +216,6 @@ def _why_no_host(model: str, workers: list[LiveWorker]) -> str:
     """Return a sentence if the model needs a label that no worker has now."""
     spec = catalogue().models.get(model)
     return "" if spec is None else fleet.why_no_host(spec, workers)
-
-
-def _describe(model: str, status: ModelStatus, workers: list[LiveWorker]) -> str:
-    """Return the model with its state."""
-    if status == ModelStatus.UNLOADED:
-        why = _why_no_host(model, workers)
-        return f"{model} ({why[0].lower()}{why[1:-1]})" if why else model
-    reports = [served for worker in workers if (served := worker.model(model)) is not None]
-    known = [served.progress for served in reports if served.progress is not None]
-    return f"{model} ({status.value}{f', {max(known):.0%}' if known else ''})"
 
 
 def is_expected(model: str, status: ModelStatus) -> bool:

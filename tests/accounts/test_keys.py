@@ -263,7 +263,7 @@ def test_the_command_prints_the_key_and_nothing_else() -> None:
 
 def test_the_command_uses_an_existing_project(project: Project) -> None:
     create_api_key("--project", project.name, "--name", "a")
-    create_api_key("--project", project.name, "--name", "b")
+    create_api_key("--project", f" {project.name}\n", "--name", "b")
     assert Project.objects.count() == 1
     assert project.api_keys.count() == 2
 
@@ -284,7 +284,7 @@ def test_the_command_needs_a_name() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("wrong", ["", "x" * 101])
+@pytest.mark.parametrize("wrong", ["", " ", "x" * 101])
 @pytest.mark.parametrize("option", ["--name", "--project"])
 def test_a_name_that_no_form_takes_makes_neither_a_key_nor_a_project(
     option: str, wrong: str

@@ -30,6 +30,7 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
     (domain.ContextLengthExceeded(8, 9), 400, CLIENT, "context_length_exceeded", None),
     (domain.InvalidRequest("no", "messages"), 400, CLIENT, None, None),
     (domain.AnswerTooLong("no", 5), 400, CLIENT, None, None),
+    (domain.ImageNotSupported("no", "messages"), 400, CLIENT, "unsupported_parameter", None),
     (domain.GenerationFailed("boom"), 500, SERVER, "model_error", None),
     (domain.EngineError("boom"), 500, SERVER, "model_error", None),
     (domain.EngineUnavailable("busy"), 503, SERVER, "engine_unavailable", "5"),

@@ -193,6 +193,12 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
             "models.m.model_type: unknown architecture; there are dolly-v2, falcon",
         ),
         ("models: {m: {script: []}}", "models.m.script: llama_cpp takes no such option; scripted"),
+        (
+            "models: {m: {engine: scripted, lora_adapters: {x: a.gguf}}}",
+            "models.m.lora_adapters: scripted applies no adapters; llama_cpp would.",
+        ),
+        ("models:\n  2026-02-30: a.gguf", ":2: is not YAML: day is out of range for month."),
+        ("models: &a {m: *a}", ": an alias is in the mapping that it stands for."),
     ],
 )
 def test_an_error_names_the_file_and_the_key(models_file: Path, content: str, told: str) -> None:

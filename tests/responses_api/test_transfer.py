@@ -361,6 +361,8 @@ def test_what_cannot_be_written_or_created_is_told(project: Project, tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(CommandError, match=r"The export cannot be written: .*file"):
         command("export_project", project.name, tmp_path / "file" / "export")
+    with pytest.raises(CommandError, match=r"The export cannot be written: .*File name too long"):
+        command("export_project", project.name, tmp_path / ("x" * 300))
     command("export_project", project.name, tmp_path / "export")
     for name in ("", "x" * 101):
         with pytest.raises(CommandError, match="The name of the project: "):

@@ -90,6 +90,12 @@ def test_a_role_that_may_create_no_tables_is_told_in_one_line(tmp_path: Path) ->
             {"METRICS_PORT": "65535", "WORKER_PROCESSES": "2"},
             "METRICS_PORT: 65535 leaves no",
         ),
+        (
+            "usage",
+            {"USAGE_LOG_DAYS": "999999"},
+            "USAGE_LOG_DAYS: expected a whole number from 0 to",
+        ),
+        ("usage", {"DATABASE_TIMEOUT_S": "9999999"}, "DATABASE_TIMEOUT_S: expected a whole number"),
         ("serve", {"PORT": "http"}, "PORT: expected a whole number from 0, got 'http'"),
         (
             "check",

@@ -140,6 +140,31 @@ def test_a_number_below_the_minimum_or_none_at_all_is_named(
     assert "from 5" in str(caught.value)
 
 
+def test_a_number_above_the_maximum_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "10")
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected .* from 5 to 9, got '10'"):
+        environment.number(NAME, 7, 5, 9)
+    assert environment.number(NAME, 7, 5, 10) == 10
+
+
+@pytest.mark.parametrize("value", ["app.example", "https://app.example/", "https://a/b", "*.a"])
+def test_an_origin_that_no_browser_sends_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    given(monkeypatch, f"https://a.example,{value}")
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected origins such as") as caught:
+        environment.web_origins(NAME)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["*", "null", "http://[::1]:80", "app://obsidian.md", ""])
+def test_an_origin_that_a_browser_sends_is_taken(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    given(monkeypatch, value)
+    assert environment.web_origins(NAME) == [value] * bool(value)
+
+
 def test_the_minimum_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, "5")
     assert environment.number(NAME, 7, minimum=5) == 5

@@ -188,6 +188,8 @@ def test_a_forgotten_end_user_is_not_counted_any_more_also_not_later(
     assert "add up" in check()
     call_command("forget", "--user", "ann", stdout=out)
     assert requests_by_value(END_USER) == {"bob": 1}
+    with pytest.raises(CommandError, match="--user is not valid UTF-8"):
+        call_command("forget", "--user", "m\udcfcller", stdout=out)
 
 
 def test_end_users_are_kept_as_long_as_the_generations(api_key: Key) -> None:

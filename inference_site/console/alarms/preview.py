@@ -55,7 +55,14 @@ def preview(rule: Rule) -> str:
     """
     match RuleKind(rule.kind):
         case RuleKind.BUDGET:
-            return _fired(_spent_budgets(rule))
+            # Of the periods of budgets that are in the week, those that have reached the bound. The
+            # day of a month on which one did is not recorded.
+            first = timezone.now().date() - WEEK
+            spends = BudgetSpend.objects.filter(
+                Q(start__gt=first) | Q(budget__every="month", start__gte=first.replace(day=1))
+            )
+            spent = spent_above(spends, rule.bound, rule.project_id, rule.api_key_id)
+            return _fired(spent.count())
         case RuleKind.DISK:
             full = max((100 * (1 - d.free_bytes / d.total_bytes) for d in disks()), default=0.0)
             return _now(rule, full, "The fullest disk")
@@ -84,18 +91,6 @@ def _fired(times: int, within: str = "") -> str:
 def _now(rule: Rule, percent: float, what: str) -> str:
     verdict = "fire" if percent >= rule.bound else "not fire"
     return f"{what} is {percent:.0f} % full, so it would {verdict} now. The past is not recorded."
-
-
-def _spent_budgets(rule: Rule) -> int:
-    """Return how many periods of budgets have reached the bound, of those that are in the week.
-
-    The day of a month on which it did is not recorded.
-    """
-    first = timezone.now().date() - WEEK
-    spends = BudgetSpend.objects.filter(
-        Q(start__gt=first) | Q(budget__every="month", start__gte=first.replace(day=1))
-    )
-    return spent_above(spends, rule.bound, rule.project_id, rule.api_key_id).count()
 
 
 def _hours_of_errors(rule: Rule, span: Span) -> Hours:

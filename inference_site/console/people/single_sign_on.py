@@ -97,24 +97,21 @@ def metadata() -> dict[str, Any]:
             # Without this, each thread that waits for the lock would wait for its own timeout.
             if time.monotonic() < _Cache.retry_at:
                 raise BadProvider("it did not answer a moment ago")
+            issuer = settings.OIDC_ISSUER
+            base = issuer.rstrip("/")
             try:
-                _Cache.metadata = _read_metadata(settings.OIDC_ISSUER)
+                document = _get_json(f"{base}/.well-known/openid-configuration")
             except requests.RequestException:
                 _Cache.retry_at = time.monotonic() + _RETRY_AFTER_S
                 raise
-            _Cache.read_at = time.monotonic()
+            if not isinstance(document, dict) or str(document.get("issuer")).rstrip("/") != base:
+                raise BadProvider("its description is of another issuer")
+            for name in _REQUIRED_ENDPOINTS:
+                scheme = urlsplit(str(document.get(name))).scheme
+                if scheme not in ("https", urlsplit(issuer).scheme):
+                    raise BadProvider(f"its {name} is missing, or not encrypted")
+            _Cache.metadata, _Cache.read_at = document, time.monotonic()
         return _Cache.metadata
-
-
-def _read_metadata(issuer: str) -> dict[str, Any]:
-    base = issuer.rstrip("/")
-    document = _get_json(f"{base}/.well-known/openid-configuration")
-    if not isinstance(document, dict) or str(document.get("issuer")).rstrip("/") != base:
-        raise BadProvider("its description is of another issuer")
-    for name in _REQUIRED_ENDPOINTS:
-        if urlsplit(str(document.get(name))).scheme not in ("https", urlsplit(issuer).scheme):
-            raise BadProvider(f"its {name} is missing, or not encrypted")
-    return document
 
 
 def fetch_keys() -> dict[str, Any]:

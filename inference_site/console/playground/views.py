@@ -250,8 +250,18 @@ class OpenView(ApiView):
         if public_id.startswith("pmpt_"):
             if not request.user.has_perm("responses_api.view_prompttemplate"):
                 raise ForbiddenError("Your user may not do this.", code="permission_denied")
-            if (opened_prompt := _open_prompt(public_id)) is not None:
-                return Response(opened_prompt)
+            if (found := tried_messages(public_id)) is not None:
+                version, instructions, draft = found
+                given = {"model": version.model, "instructions": instructions}
+                return Response(
+                    {
+                        "id": f"{version.template.name}, {version}",
+                        "request": {name: text for name, text in given.items() if text},
+                        "items": [],
+                        "draft": draft,  # The user message, which the user may send.
+                        "is_cut": False,
+                    }
+                )
         for prefix, (permission, open_stored) in _STORED.items():
             if public_id.startswith(prefix):
                 if not request.user.has_perms((permission, "responses_api.view_content")):
@@ -314,18 +324,6 @@ def _open_conversation(public_id: str) -> Opened | None:
     newest = rows.values_list("data", flat=True)[: MAX_ITEMS + 1]
     last = found.responses.order_by("-id").values_list("model", flat=True).first()
     return {"model": last} if last else {}, list(newest)[::-1]
-
-
-def _open_prompt(opened_id: str) -> dict[str, Any] | None:
-    """Return the answer for a prompt: its user message is a draft, which the user may send."""
-    found = tried_messages(opened_id)
-    if found is None:
-        return None
-    version, instructions, draft = found
-    given = {"model": version.model, "instructions": instructions}
-    request = {name: text for name, text in given.items() if text}
-    name = f"{version.template.name}, {version}"
-    return {"id": name, "request": request, "items": [], "draft": draft, "is_cut": False}
 
 
 _STORED: dict[str, tuple[str, Callable[[str], Opened | None]]] = {

@@ -76,14 +76,14 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
             "secrets": valid_secrets(tenant),
         }
     if user.has_perm("accounts.view_apikey"):
-        found |= _keys_of(tenant, with_spend=may_see_usage)
+        newest = tenant.api_keys.select_related("project", "owner").order_by("-pk")
+        of_project = list(newest[: _MAX_KEYS + 1])
+        states, spends = states_of(of_project), spends_of(of_project) if may_see_usage else {}
+        found |= {
+            "project": tenant,
+            "keys": [
+                (key, states[key.pk], spends.get(key.pk, "—")) for key in of_project[:_MAX_KEYS]
+            ],
+            "has_more_keys": len(of_project) > _MAX_KEYS,
+        }
     return found
-
-
-def _keys_of(project: Project, *, with_spend: bool) -> dict[str, Any]:
-    """Return the newest keys of a project with the state and the spend of each."""
-    newest = project.api_keys.select_related("project", "owner").order_by("-pk")
-    keys = list(newest[: _MAX_KEYS + 1])
-    states, spends = states_of(keys), spends_of(keys) if with_spend else {}
-    rows = [(key, states[key.pk], spends.get(key.pk, "—")) for key in keys[:_MAX_KEYS]]
-    return {"project": project, "keys": rows, "has_more_keys": len(keys) > _MAX_KEYS}

@@ -135,22 +135,20 @@ class ApiError(Exception):
     @property
     def anthropic_envelope(self) -> dict[str, Any]:
         """The response body of Anthropic's API; the message begins with the path of the field."""
+        message = self.message
+        if self.param:
+            path = dotted(self.param)
+            message = message.replace(f"'{self.param}'", f"'{path}'")
+            for begins, instead in _ANTHROPIC_PHRASES.items():
+                if self.message.startswith(said := begins.format(self.param)):
+                    message = f"{instead}{self.message[len(said) :]}"
+                    break
+            message = f"{path}: {message}"
         kind = _ANTHROPIC_TYPES.get(self.status, "api_error")
-        error: dict[str, Any] = {"type": kind, "message": self._anthropic_message}
+        error: dict[str, Any] = {"type": kind, "message": message}
         if self.code:
             error["details"] = {"error_code": self.code}
         return {"type": "error", "error": error}
-
-    @property
-    def _anthropic_message(self) -> str:
-        if not self.param:
-            return self.message
-        path, message = dotted(self.param), self.message
-        for begins, instead in _ANTHROPIC_PHRASES.items():
-            if message.startswith(said := begins.format(self.param)):
-                return f"{path}: {instead}{message[len(said) :]}"
-        quoted = message.replace(f"'{self.param}'", f"'{path}'")
-        return f"{path}: {quoted}"
 
 
 class InvalidRequestError(ApiError):

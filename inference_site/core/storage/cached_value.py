@@ -39,23 +39,24 @@ class CachedValue(Generic[T]):
         Call it once, in a process that serves. After a minute without ``now`` the thread pauses;
         the next call of ``now`` reads by itself.
         """
-        threading.Thread(target=self._keep_fresh, name="cached value", daemon=True).start()
 
-    def _keep_fresh(self) -> None:
-        outage = OutageLog(logging.getLogger(self._read.__module__), "cached value")
-        while True:
-            time.sleep(self._ttl_s * _FRESH)
-            if time.monotonic() - self._asked_at > _ASKED_S:
-                self._is_asked.clear()
-                self._is_asked.wait()
-                continue
-            try:
-                with self._lock, release_connection_after():
-                    self._refresh()
-            except Exception as exc:  # noqa: BLE001  # The next call of ``now`` raises it.
-                outage.failed(exc)
-            else:
-                outage.succeeded()
+        def read_again() -> None:
+            outage = OutageLog(logging.getLogger(self._read.__module__), "cached value")
+            while True:
+                time.sleep(self._ttl_s * _FRESH)
+                if time.monotonic() - self._asked_at > _ASKED_S:
+                    self._is_asked.clear()
+                    self._is_asked.wait()
+                    continue
+                try:
+                    with self._lock, release_connection_after():
+                        self._refresh()
+                except Exception as exc:  # noqa: BLE001  # The next call of ``now`` raises it.
+                    outage.failed(exc)
+                else:
+                    outage.succeeded()
+
+        threading.Thread(target=read_again, name="cached value", daemon=True).start()
 
     def now(self) -> T:
         """Return a value that is at most ``ttl_s`` old, or older while another thread reads."""

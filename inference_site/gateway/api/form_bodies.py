@@ -70,7 +70,21 @@ def decode_form(encoded: bytes, model: type[WireRequest]) -> dict[str, Any]:
     containers = require_bounded(",".join(text for _, text in fields).encode())
     tree: Tree = {}
     for name, text in fields:
-        _insert(tree, name, text)
+        matched = _NAME.fullmatch(name)
+        path = [name]
+        if matched is not None and matched[2]:
+            path = [matched[1], *matched[2][1:-1].split("][")]
+        if len(path) > _MAX_DEPTH:
+            raise InvalidRequestError(f"A field of the form is nested more than {_MAX_DEPTH} deep.")
+        branch = tree
+        for step in path[:-1]:
+            branch = branch.setdefault(step, {})
+            if not isinstance(branch, dict):
+                raise _contradiction(path[0])
+        texts = branch.setdefault(path[-1], [])
+        if not isinstance(texts, list):
+            raise _contradiction(path[0])
+        texts.append(text)
     schema = _schema_of(model)
     whole = list(_branches([schema], schema))
     body = {
@@ -79,23 +93,6 @@ def decode_form(encoded: bytes, model: type[WireRequest]) -> dict[str, Any]:
     if containers > _MAX_DEPTH and is_too_deep(body):
         raise InvalidRequestError("The form of your request is nested too deeply.")
     return body
-
-
-def _insert(tree: Tree, name: str, text: str) -> None:
-    matched = _NAME.fullmatch(name)
-    path = [name]
-    if matched is not None and matched[2]:
-        path = [matched[1], *matched[2][1:-1].split("][")]
-    if len(path) > _MAX_DEPTH:
-        raise InvalidRequestError(f"A field of the form is nested more than {_MAX_DEPTH} deep.")
-    for step in path[:-1]:
-        tree = tree.setdefault(step, {})
-        if not isinstance(tree, dict):
-            raise _contradiction(path[0])
-    texts = tree.setdefault(path[-1], [])
-    if not isinstance(texts, list):
-        raise _contradiction(path[0])
-    texts.append(text)
 
 
 def _contradiction(name: str) -> InvalidRequestError:

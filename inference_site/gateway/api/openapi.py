@@ -7,7 +7,6 @@ together, so that models with the same name in several apps get different compon
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from functools import cache
 from typing import Any, Literal
 
@@ -142,27 +141,24 @@ class ViewSchema(AutoSchema):
             responses[200, _SSE] = OpenApiResponse(_schema(endpoint.event), text)
         if endpoint.lines is not None:
             responses[200, _LINES] = OpenApiResponse(_schema(endpoint.lines), text)
-        for error in sorted(self._errors(), key=lambda error: error.status):
-            body = endpoint.also.get(error.status, endpoint.error or ErrorEnvelope)
-            responses[error.status, _JSON] = OpenApiResponse(_schema(body), error.__doc__ or "")
-        return responses
-
-    def _errors(self) -> Iterator[type[api_errors.ApiError]]:
-        endpoint = self._endpoint
-        yield from (
+        errors: list[type[api_errors.ApiError]] = [
             api_errors.InvalidRequestError,
             api_errors.InternalError,
             api_errors.UnavailableError,
-        )
-        yield from endpoint.errors
+            *endpoint.errors,
+        ]
         if self.view.get_authenticators():
-            yield from (api_errors.AuthenticationError, api_errors.ForbiddenError)
+            errors += (api_errors.AuthenticationError, api_errors.ForbiddenError)
         if endpoint.body is not None or endpoint.form is not None:
-            yield from (api_errors.PayloadTooLargeError, api_errors.UnsupportedMediaError)
+            errors += (api_errors.PayloadTooLargeError, api_errors.UnsupportedMediaError)
         if endpoint.queued or "{" in self.path:
-            yield api_errors.NotFoundError
+            errors.append(api_errors.NotFoundError)
         if endpoint.queued:
-            yield from (api_errors.RateLimitError, api_errors.QueueTimeoutError)
+            errors += (api_errors.RateLimitError, api_errors.QueueTimeoutError)
+        for error in sorted(errors, key=lambda error: error.status):
+            body = endpoint.also.get(error.status, endpoint.error or ErrorEnvelope)
+            responses[error.status, _JSON] = OpenApiResponse(_schema(body), error.__doc__ or "")
+        return responses
 
     def get_override_parameters(self) -> list[Any]:
         parameters: list[Any] = []

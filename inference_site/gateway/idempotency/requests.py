@@ -89,9 +89,18 @@ def answer_once(
     claim = KeyClaim(caller.api_key_id, caller.project_id, key, digest)
     handle = _write_objects if writes else _handle
     for _ in range(_TRIES):
-        repeated, replaces = _repeated(request, claim)
-        if repeated is not None:
-            return repeated
+        if (use := find_use(claim.api_key_id, claim.key)) is not None:
+            if use.request != claim.request:
+                raise InvalidRequestError(
+                    f"This '{HEADER}' was sent with another request.",
+                    param=HEADER,
+                    code="idempotency_key_reused",
+                )
+            if (answer := _first_answer(request, use)) is not None:
+                if use.model is not None:
+                    answer["x-model"] = use.model
+                return answer
+        replaces = None if use is None else use.id
         try:
             return handle(replace(claim, replaces=replaces), handler, request, *args, **kwargs)
         except KeyTaken:  # By a request at the same moment, which is committed now.
@@ -122,23 +131,6 @@ def claim_of(request: Request) -> KeyClaim | None:
 def answered_with(claim: KeyClaim, answer: HttpResponse) -> KeyClaim:
     """Return the claim of a request that is answered at once, with its answer."""
     return replace(claim, status=answer.status_code, body=_body(answer))
-
-
-def _repeated(request: Request, claim: KeyClaim) -> tuple[HttpResponse | None, int | None]:
-    """Return the first answer to this request; else None, and the id of the row to replace."""
-    use = find_use(claim.api_key_id, claim.key)
-    if use is None:
-        return None, None
-    if use.request != claim.request:
-        raise InvalidRequestError(
-            f"This '{HEADER}' was sent with another request.",
-            param=HEADER,
-            code="idempotency_key_reused",
-        )
-    answer = _first_answer(request, use)
-    if answer is not None and use.model is not None:
-        answer["x-model"] = use.model
-    return answer, use.id if answer is None else None
 
 
 def _first_answer(request: Request, use: KeyUse) -> HttpResponse | None:

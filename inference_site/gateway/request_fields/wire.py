@@ -171,12 +171,9 @@ class Grammar(WireRequest):
     value: str | dict[str, Any]
 
 
-def _grammar_kind(value: object) -> str:
-    return "text" if isinstance(value, str) else "object"
-
-
 GrammarField = Annotated[
-    Annotated[str, Tag("text")] | Annotated[Grammar, Tag("object")], Discriminator(_grammar_kind)
+    Annotated[str, Tag("text")] | Annotated[Grammar, Tag("object")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "object"),
 ]
 
 

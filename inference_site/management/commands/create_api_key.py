@@ -28,6 +28,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_: Any, project: str, name: str, scope: list[str] | None, **__: Any) -> None:
+        project, name = project.strip(), name.strip()  # As forms of the console do.
         for what, model, given in (("project", Project, project), ("name", ApiKey, name)):
             try:
                 model._meta.get_field("name").clean(given, None)

@@ -35,7 +35,11 @@ class Command(BaseCommand):
         found = Project.objects.filter(name=project).first()
         if found is None:
             raise CommandError(f"There is no project {project}.")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        try:
+            is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        except OSError as exc:
+            raise CommandError(f"The export cannot be written: {exc}") from exc
+        if not is_free:
             raise CommandError(f"{folder} is not an empty folder.")
         counts: Counter[str] = Counter()
         start = ExportStart(version=VERSION, project=found.name, exported_at=timezone.now())

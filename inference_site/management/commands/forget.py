@@ -32,6 +32,10 @@ class Command(BaseCommand):
     def handle(self, *_: Any, user: str, project: str | None, **__: Any) -> None:
         if not user:
             raise CommandError("--user must not be empty.")
+        try:
+            user.encode()
+        except UnicodeEncodeError as exc:  # Of a terminal with another encoding.
+            raise CommandError("--user is not valid UTF-8.") from exc
         project_id: int | None = None
         if project is not None:
             found = Project.objects.filter(name=project).first()

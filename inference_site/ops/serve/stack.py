@@ -86,18 +86,10 @@ class Stack:
         # The embedded PostgreSQL, started as root, has opened the directory to its user.
         _restrict_directory(self._data_dir)
         wait_for_redis(redis_url)
-        self._set_environment({"DATABASE_URL": database_url, "REDIS_URL": redis_url})
-        # Other `manage.py` commands read it while this one runs: core/environment.py.
-        served = {name: self.env[name] for name in _CHOSEN_SETTINGS if name in self.env}
-        write_private(
-            self._data_dir / "services.json", json.dumps(environment.given() | served, indent=1)
-        )
-
-    def _set_environment(self, services: dict[str, str]) -> None:
-        """Give all children the same addresses and absolute paths."""
-        for name in services:
+        # All children have the same addresses and absolute paths.
+        for name in ("DATABASE_URL", "REDIS_URL"):
             self.env.pop(f"{name}_FILE", None)
-        self.env |= services
+        self.env |= {"DATABASE_URL": database_url, "REDIS_URL": redis_url}
         self.env |= {"DATA_DIR": str(self._data_dir), "PYTHONUNBUFFERED": "1"}
         self.env["MODELS_DIR"] = str(settings.MODELS_DIR)
         if settings.MODELS_FILE is not None:
@@ -105,6 +97,11 @@ class Stack:
         if not environment.text("SECRET_KEY"):
             self.env["SECRET_KEY"] = kept_secret_key(self._data_dir)
         self.env.setdefault("HTTPS", "false")
+        # Other `manage.py` commands read it while this one runs: core/environment.py.
+        served = {name: self.env[name] for name in _CHOSEN_SETTINGS if name in self.env}
+        write_private(
+            self._data_dir / "services.json", json.dumps(environment.given() | served, indent=1)
+        )
 
     @property
     def database_url(self) -> str:
