@@ -295,7 +295,10 @@ class ResponseAssembler(Assembler):
             self._turns.take(delta)
             if isinstance(delta, ToolCallDelta) and self._turns.ignores:
                 return ()
-        return self._judged_first(self._output.feed(delta))
+        frames = self._judged_first(self._output.feed(delta))
+        if isinstance(delta, Finish) and self._is_cut:
+            self._output.cut()
+        return frames
 
     def complete(self) -> Ending:
         """End the response as completed, or as incomplete after the token limit or a filter."""

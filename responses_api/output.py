@@ -46,6 +46,7 @@ from responses_api.wire.objects import (
     Event,
     FunctionCall,
     LogprobEntry,
+    McpApprovalRequest,
     McpCall,
     Message,
     OutputItem,
@@ -89,7 +90,8 @@ class OpenItem:
 
     The events of an item that ``is_silent`` are sent when it has ended: the item of a typed
     ``tool`` of the client is made from the whole arguments. The call of a ``site_tool`` stays open
-    until its result is there; ``is_called``: its arguments are whole.
+    until its result is there; ``is_called``: its arguments are whole; ``is_cut``: its turn was cut
+    off, so the call is not made.
     ``summary`` is how the reasoning is to be summarised.
     """
 
@@ -101,6 +103,7 @@ class OpenItem:
     site_tool: SiteToolType | None = None
     is_silent: bool = False
     is_called: bool = False
+    is_cut: bool = False
     first: int | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
@@ -125,7 +128,7 @@ class OpenItem:
     def ended(self, status: ItemStatus) -> OutputItem:
         """Return the item with all of its text."""
         item = self.so_far(status)
-        if self.is_called and isinstance(item, McpCall):
+        if self.is_called and not self.is_cut and isinstance(item, McpCall):
             return changed(item, error=_OUTCOME_UNKNOWN)
         if self.tool is not None and isinstance(item, FunctionCall):
             return typed_call(self.tool, item, status)
@@ -290,6 +293,11 @@ class OutputWriter(Output):
             return self._called()
         return opened
 
+    def cut(self) -> None:
+        """Record that the turn was cut off: the calls of the site in it are not made."""
+        if self.open_item is not None:
+            self.open_item.is_cut = True
+
     @property
     def _waits_for_result(self) -> bool:
         return self.open_item is not None and self.open_item.site_tool is not None
@@ -349,10 +357,17 @@ class OutputWriter(Output):
             self.numbers = count(events.decode(frames[0])["sequence_number"])
 
     def end_item(self, status: ItemStatus) -> list[bytes]:
-        """End the open item, if there is one; return the frames of that."""
+        """End the open item, if there is one; return the frames of that.
+
+        A call that was to be approved and is not whole is dropped: nothing of it was sent.
+        """
         if (open_ := self.open_item) is None:
             return []
         self._held = []
+        if isinstance(open_.announced, McpApprovalRequest) and status != "completed":
+            self.open_item, self._open_type = None, None
+            self._next_index -= 1
+            return []
         return self._close(with_citations(open_.ended(status), self.sources))
 
     def _close(self, ended: OutputItem) -> list[bytes]:

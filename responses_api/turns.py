@@ -183,7 +183,8 @@ class ResponseTurns(Turns):
         tools = (*request.tools, *self._discovered)
         if not self.may_call:
             tools = tuple(one for one in tools if self._route(one.name).type not in site_tools())
-        must_call = request.must_call and not self.made
+        # Without tools, because no server could be listed, the model answers with text.
+        must_call = request.must_call and not self.made and bool(tools)
         context = self._context
         following = super().next_request(context.applied_to(request) if context else request)
         return following and replace(following, tools=tools, must_call=must_call)

@@ -44,7 +44,8 @@ class SearchingAssembler(ChatAssembler):
     """Assembles a chat completion that searches, with one choice (see ``Assembler.calls``).
 
     The client sees one answer. The searches are not part of it; ``annotations`` say what it cites.
-    A turn that calls a function of the client ends the answer, and its searches are not run.
+    A turn that calls a function of the client ends the answer, and its searches are not run; so
+    does a turn that is cut off.
     """
 
     def __init__(self, assembly: ChatAssembly) -> None:
@@ -56,6 +57,7 @@ class SearchingAssembler(ChatAssembler):
         self._shown: dict[int, int] = {}
         """The places of the client's calls among all that it is shown, by those in the turn."""
         self._by_call: dict[int, TurnCall | None] = {}
+        self._is_cut = False
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -80,6 +82,7 @@ class SearchingAssembler(ChatAssembler):
         self._turns.take(delta)
         if not isinstance(delta, Finish):
             return super().feed(delta)
+        self._is_cut = delta.reason in ("length", "content_filter")
         if self.calls():
             return ()
         annotations = self._annotations()
@@ -90,7 +93,7 @@ class SearchingAssembler(ChatAssembler):
 
     def calls(self) -> Sequence[SiteCall]:
         """Return the searches of the turn that has ended."""
-        return [] if self._shown else self._turns.waiting
+        return [] if self._shown or self._is_cut else self._turns.waiting
 
     def save(self) -> Mapping[str, Any]:
         """Return the text and reasoning so far, and the turns (see ``Assembler``)."""

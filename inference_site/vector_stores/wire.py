@@ -146,9 +146,10 @@ def to_ranking(options: RankingOptions | None) -> Ranking:
     """Return how the results of a search are ranked."""
     if options is None:
         return Ranking()
+    if options.ranker == "none":
+        return Ranking(text_weight=0.0, score_threshold=options.score_threshold)
     weights = options.hybrid_search or HybridSearch()
-    text_weight = 0.0 if options.ranker == "none" else weights.text_weight
-    return Ranking(weights.embedding_weight, text_weight, options.score_threshold)
+    return Ranking(weights.embedding_weight, weights.text_weight, options.score_threshold)
 
 
 MaxResults = Annotated[int, Field(ge=1, le=MAX_RESULTS)]

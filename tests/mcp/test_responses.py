@@ -21,6 +21,8 @@ from openai.types import responses as types
 from tests.e2e.scripts import dicts
 from tests.mcp.conftest import ADD, SAY, McpSite, continued, kinds, posted, question_of
 from tests.served_stack import wait_until
+from tests.tool_loop.servers import play
+from tests.upstream_server import chunks, delta, finish, usage
 
 SECRET = "very-secret-token"
 GOLDEN = Path(__file__).parent / "golden_approval.jsonl"
@@ -125,6 +127,39 @@ def test_call_waits_for_its_approval_and_is_made_once(site: McpSite) -> None:
         site.respond(tool=asking, input=given, previous_response_id=first.id)
     assert raised.value.code == "approval_already_answered"
     assert len(site.server.calls) == before + 1
+
+
+@pytest.mark.parametrize("approval", ["always", "never"])
+def test_call_whose_turn_is_cut_off_is_neither_asked_for_nor_made(
+    site: McpSite, approval: str
+) -> None:
+    before = len(site.server.calls)
+    whole = delta({"tool_calls": [called("test__add", '{"a": 1, "b": 2}', 0)]})
+    half = delta({"tool_calls": [called("test__add", '{"a": 40, ', 1)]})
+    site.model.answers = [chunks(whole, half, finish("length"), usage(7, 5)), play]
+    tool = site.tool(require_approval=approval)
+    with site.stack.checked():
+        response = site.respond(tool=tool, max_output_tokens=5)
+    assert response.status == "incomplete"
+    _, call = dicts(response.output)
+    assert json.loads(call["arguments"]) == {"a": 1, "b": 2}
+    asked = site.stack.sql(
+        "SELECT count(*) FROM responses_api_mcpapproval JOIN responses_api_item item "
+        "ON item.id = item_id JOIN responses_api_storedresponse response "
+        "ON response.id = item.response_id WHERE response.public_id = %s",
+        response.id,
+    )
+    if approval == "always":
+        assert (call["type"], asked) == ("mcp_approval_request", [(1,)])
+    else:
+        assert (call["status"], call["error"], asked) == ("incomplete", None, [(0,)])
+    assert len(site.server.calls) == before
+
+
+def called(name: str, arguments: str, index: int) -> dict[str, Any]:
+    """A call as the model's server sends it."""
+    function = {"name": name, "arguments": arguments}
+    return {"index": index, "id": f"call_{index}", "type": "function", "function": function}
 
 
 def test_refused_call_is_not_made_and_the_model_is_told(site: McpSite) -> None:
@@ -293,10 +328,18 @@ def test_large_result_is_cut(site: McpSite) -> None:
     assert len(output) < 21_000
 
 
-@pytest.mark.parametrize("path", ["unauthorized", "elsewhere", "endless", "silent", "garbage"])
-def test_server_that_cannot_be_listed_is_an_error_in_the_item(site: McpSite, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "choice"),
+    [
+        *((path, "auto") for path in ("unauthorized", "elsewhere", "endless", "silent", "garbage")),
+        ("unauthorized", "required"),
+    ],
+)
+def test_server_that_cannot_be_listed_is_an_error_in_the_item(
+    site: McpSite, path: str, choice: Any
+) -> None:
     with site.stack.checked():
-        response = site.respond(SAY, tool=site.tool(path))
+        response = site.respond(SAY, tool=site.tool(path), tool_choice=choice)
     assert response.status == "completed"
     listing, message = dicts(response.output)
     assert (listing["type"], listing["tools"]) == ("mcp_list_tools", [])

@@ -6,10 +6,14 @@ import json
 from typing import Any
 
 import openai
+import orjson
 import pytest
 
+from inference_site.vector_stores.search import Found, Ranking
 from tests.vector_stores.conftest import FJORDS, INVOICES, TEA, ReadingSite
 from tests.web_search.played import calls, says
+from worker.tools.base import CallContext
+from worker.tools.file_search import FileSearch
 
 QUESTION = "How long is the longest fjord of Norway?"
 
@@ -141,3 +145,17 @@ def test_what_cannot_be_searched_is_refused(site: ReadingSite) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             site.client.responses.create(**request)
         assert (refused.value.param or "").startswith(param), refused.value
+
+
+@pytest.mark.parametrize("shows_results", [True, False])
+def test_results_with_large_attributes_are_as_many_as_there_is_room_for(
+    shows_results: bool,
+) -> None:
+    attributes = {f"key{number}": "é" * 512 for number in range(16)}
+    found = [Found(f"file-{n}", "a.txt", attributes, FJORDS, 1.0) for n in range(50)]
+    tool = FileSearch([1], 50, None, Ranking(), shows_results)
+    context = CallContext("k", "g", 1, 1.0, 262_144, lambda: False)
+    made = tool._shown(found, context.max_bytes, context)
+    count = 31 if shows_results else 50
+    assert (len(made.sources), made.output.count(FJORDS)) == (count, count)
+    assert len(orjson.dumps(made.fields)) <= 2 * context.max_bytes

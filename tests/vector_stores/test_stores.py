@@ -84,6 +84,8 @@ def test_ranking_options_choose_the_ranking_and_the_threshold(site: ReadingSite)
     assert next(one.filename for one in found(site, store, "brewed", ranking_options=words)) == (
         "tea.txt"
     )
+    only_meaning: Any = {"ranker": "none", **words}
+    assert len(found(site, store, "brewed", ranking_options=only_meaning)) == 2
     nothing: Any = {"hybrid_search": {"embedding_weight": 0, "text_weight": 0}}
     with pytest.raises(openai.BadRequestError) as refused:
         found(site, store, "x", ranking_options=nothing)

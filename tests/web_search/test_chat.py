@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.upstream_server import chunks, delta, finish, text, usage
 from tests.web_search.conftest import SearchingSite
 from tests.web_search.played import calls, open_page, says, search
 from tests.web_search.web import FJORDS, Web
@@ -85,6 +86,24 @@ def test_tokens_are_those_of_all_turns(site: SearchingSite, web: Web) -> None:
         model="searcher", messages=ASK, web_search_options={}, max_completion_tokens=5
     )
     assert (made.choices[0].finish_reason, made.choices[0].message.content) == ("length", "")
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+def test_searches_of_a_turn_that_is_cut_off_are_not_made(
+    site: SearchingSite, web: Web, reason: str
+) -> None:
+    made_calls = [
+        {"index": index, "id": f"call_{index}", "type": "function",
+         "function": {"name": "web_search", "arguments": arguments}}
+        for index, arguments in enumerate(('{"query": "a"}', '{"query": "b'))
+    ]  # fmt: skip
+    cut = chunks(text("Hm"), delta({"tool_calls": made_calls}), finish(reason), usage(10, 5))
+    site.model.answers = [cut, says("never")]
+    made = site.client.chat.completions.create(
+        model="searcher", messages=ASK, web_search_options={}
+    )
+    assert (made.choices[0].finish_reason, made.choices[0].message.content) == (reason, "Hm")
+    assert web.queries == []
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from inference_site.runs.models import Claim
 from inference_site.runs.tool_calls.models import CallStatus, ToolCall, hash_of
 from worker.runtime.publisher import Stream
 from worker.tools.base import (
+    RESULT_FACTOR,
     CallContext,
     SiteTool,
     ToolCancelled,
@@ -281,6 +282,6 @@ def _bounded(result: ToolResult, max_bytes: int) -> ToolResult:
     if len(output) > max_bytes:
         text += f"\n[Cut off: the result has {len(result.output)} characters.]"
     fields = dict(result.fields)
-    if len(orjson.dumps(fields)) > 2 * max_bytes:
+    if len(orjson.dumps(fields)) > RESULT_FACTOR * max_bytes:
         return ToolResult(f"The result has more than {max_bytes} bytes.", is_error=True)
     return ToolResult(text, fields, tuple(result.sources[:_MAX_SOURCES]), result.is_error)

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 
 from inference_site.core.domain.site_tools import Source, ToolResult
 
+RESULT_FACTOR = 2
+"""How many bytes the fields of a result may have as JSON, for each byte of its output."""
+
 
 class ToolTimeout(Exception):
     """The call took longer than its time limit; whether it had an effect is unknown."""

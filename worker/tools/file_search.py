@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import django.db
+import orjson
 import redis.exceptions
 
 from inference_site.catalogue.catalogue import catalogue
@@ -23,7 +24,7 @@ from inference_site.runs.models import Generation
 from inference_site.vector_stores.kinds import EmbeddingRefused, TextTooLong, embed
 from inference_site.vector_stores.models import VectorStore
 from inference_site.vector_stores.search import Found, Ranking, search
-from worker.tools.base import CallContext, ToolCancelled, cut
+from worker.tools.base import RESULT_FACTOR, CallContext, ToolCancelled, cut
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ _NOTE = (
     "that they ask for."
 )
 _MAX_QUERY = 4_000
+_RESULTS_FRAME = 16
+"""Bytes of the JSON around the results."""
 _BYTES_PER_CONTEXT = 1.5
 """Bytes of a result for each token of the model's context: half of it, at three bytes a token."""
 
@@ -89,7 +92,7 @@ class FileSearch:
             return ToolResult("The files cannot be searched now.", is_error=True)
         spec = catalogue().models.get(payer.model)
         room = context.max_bytes if spec is None else spec.context_length * _BYTES_PER_CONTEXT
-        return self._shown(found, min(context.max_bytes, int(room)), context.sources)
+        return self._shown(found, min(context.max_bytes, int(room)), context)
 
     def _found(self, query: str, payer: Generation, context: CallContext) -> list[Found]:
         with release_connection_after():
@@ -116,34 +119,34 @@ class FileSearch:
                 ranking=self.ranking,
             )
 
-    def _shown(
-        self, found: Sequence[Found], max_bytes: int, before: Sequence[Source]
-    ) -> ToolResult:
-        """Return the result with as many of the passages, the best first, as there is room for."""
-        numbers = {source.url: number for number, source in enumerate(before, 1)}
-        entries: list[str] = []
+    def _shown(self, found: Sequence[Found], max_bytes: int, context: CallContext) -> ToolResult:
+        """Return the result with as many of the passages, the best first, as there is room for.
+
+        The attributes of their files, which only the client is shown, take room too.
+        """
+        numbers = {source.url: number for number, source in enumerate(context.sources, 1)}
+        entries, results = list[str](), list[dict[str, Any]]()
         left = max_bytes - len(_NOTE)
+        results_left = RESULT_FACTOR * context.max_bytes - _RESULTS_FRAME
         for count, one in enumerate(found):
             entry = f"[{numbers.get(one.file_id, len(numbers) + 1)}] {one.filename}\n{one.text}"
             left -= len(entry.encode()) + 2
-            if left < 0 and entries:
+            result = {
+                "file_id": one.file_id,
+                "filename": one.filename,
+                "score": round(one.score, 6),
+                "text": one.text,
+                "attributes": dict(one.attributes),
+            }
+            if self.shows_results:
+                results_left -= len(orjson.dumps(result)) + 1
+            if min(left, results_left) < 0 and entries:
                 found = found[:count]
                 break
             numbers.setdefault(one.file_id, len(numbers) + 1)
             entries.append(entry)
+            results.append(result)
         sources = {one.file_id: Source(one.file_id, one.filename, is_file=True) for one in found}
         text = "\n\n".join([_NOTE, *entries]) if entries else "The search has found nothing."
-        results = None
-        if self.shows_results:
-            results = [
-                {
-                    "file_id": one.file_id,
-                    "filename": one.filename,
-                    "score": round(one.score, 6),
-                    "text": one.text,
-                    "attributes": dict(one.attributes),
-                }
-                for one in found
-            ]
-        fields = {"results": results}
+        fields = {"results": results if self.shows_results else None}
         return ToolResult(cut(text, max_bytes), fields, list(sources.values()))
