@@ -335,12 +335,13 @@ def demo_specs() -> list[ModelSpec]:
         id="demo",
         engine="llama_cpp",
         file=DEMO_FILE,
+        slots=4,  # As a file has by default; each takes 9 MiB for its context.
         threads=1,  # A second thread costs this small model more than it gains.
         sampling=default_sampling(),
         # It answers best without reasoning first.
         options={"chat_template_kwargs": {"enable_thinking": False}},
     )
-    # An input takes milliseconds; each slot more takes 9 MiB for its context.
+    # An input takes milliseconds.
     embedding = replace(chat, id="demo-embedding", slots=1, options={"embedding": "mean"})
     recall = {"script": [{"recall": "You said: "}]}
     memory = ModelSpec("demo-memory", "scripted", context_length=8192, options=recall)
