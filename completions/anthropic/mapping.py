@@ -122,13 +122,6 @@ def client_field(param: str) -> str:
     return _FIELDS.get(name, name if "[" in param else param)
 
 
-def name_client_field(exc: InvalidRequestError, path: str) -> None:
-    """Have an error name the client's path in place of that of the chat."""
-    if exc.param:
-        exc.message = exc.message.replace(f"'{exc.param}'", f"'{path}'")
-        exc.param = path
-
-
 def with_client_paths(asked: GenerationRequest, chat: Body) -> GenerationRequest:
     """Return the request whose parts, tools and format name the client's fields in errors."""
     messages = list[Message]()

@@ -18,7 +18,6 @@ from completions.anthropic.mapping import (
     client_path,
     ignored_tools,
     long_names,
-    name_client_field,
     to_chat,
     unused_thinking,
     with_client_paths,
@@ -194,7 +193,7 @@ class _Given:
             path = client_path(converted, exc.param or "")
             if path == "tools" and not body.tools:  # All tools are those of MCP servers.
                 path = "mcp_servers"
-            name_client_field(exc, path)
+            exc.name_field(path)
             raise
         asked = with_client_paths(asked, converted)
         if tools.unlisted:

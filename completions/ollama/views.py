@@ -112,10 +112,7 @@ def _named_as_sent() -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as exc:
-        if exc.param:
-            name = _client_field(exc.param)
-            exc.message = exc.message.replace(f"'{exc.param}'", f"'{name}'")
-            exc.param = name
+        exc.name_field(_client_field(exc.param or ""))
         raise
 
 
@@ -131,13 +128,6 @@ def _thinking(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
             return {"enable_thinking": switch}
         case effort:
             return {"reasoning_effort": effort}
-
-
-def _without_idle_switch(chat: DialectChat, model: ResolvedModel) -> DialectChat:
-    """Return the chat without ``think: false`` for a model that has no such switch, as Ollama."""
-    if chat.enable_thinking is False and "chat_template" not in model.capabilities:
-        return chat.model_copy(update={"enable_thinking": None})
-    return chat
 
 
 def _messages(messages: Sequence[wire.Message]) -> Iterator[Body]:
@@ -231,12 +221,7 @@ class ChatView(OllamaView):
         body = parse(wire.ChatRequest, request.data)
         if not body.messages:
             return _empty_answer(request, body, {"message": {"role": "assistant", "content": ""}})
-        with _named_as_sent():
-            chat = parse(DialectChat, to_chat(body))
-            model = served_model(caller_of(request), chat.model, chat)
-            chat = _without_idle_switch(chat, model)
-            generation = to_generation_request(chat, model)
-        return _generate(request, body, chat, model, generation, "chat")
+        return _answer_chat(request, body, to_chat(body), "chat")
 
 
 class GenerateView(OllamaView):
@@ -266,12 +251,7 @@ class GenerateView(OllamaView):
                 model = served_model(caller_of(request), text.model, text)
                 generation = to_completion_request(text, model)
             return _generate(request, body, text, model, generation, "generate")
-        with _named_as_sent():
-            chat = parse(DialectChat, to_single_chat(body))
-            model = served_model(caller_of(request), chat.model, chat)
-            chat = _without_idle_switch(chat, model)
-            generation = to_generation_request(chat, model)
-        return _generate(request, body, chat, model, generation, "generate")
+        return _answer_chat(request, body, to_single_chat(body), "generate")
 
 
 class EmbedView(OllamaView):
@@ -347,6 +327,20 @@ class SingleEmbedView(EmbedView):
         return self._respond(request)
 
 
+def _answer_chat(
+    request: Request, body: wire.ChatRequest | wire.GenerateRequest, converted: Body, shape: Shape
+) -> HttpResponse:
+    """Answer a chat. As by Ollama, ``think: false`` is ignored for a model without a switch."""
+    with _named_as_sent():
+        chat = parse(DialectChat, converted)
+        model = served_model(caller_of(request), chat.model, chat)
+        is_idle = body.think is False and "chat_template" not in model.capabilities
+        if is_idle:
+            chat = chat.model_copy(update={"enable_thinking": None})
+        generation = to_generation_request(chat, model)
+    return _generate(request, body, chat, model, generation, shape, ["think"] if is_idle else ())
+
+
 def _generate(
     request: Request,
     body: wire.ChatRequest | wire.GenerateRequest,
@@ -354,24 +348,23 @@ def _generate(
     model: ResolvedModel,
     generation: GenerationRequest,
     shape: Shape,
+    ignored: Sequence[str] = (),
 ) -> HttpResponse:
     stream = body.stream is not False
     name = model.name_in_answer(body.model)
     # Ollama has no error for a limit above what the prompt leaves of the context.
     generation = replace(generation, lowers_max_output=generation.max_output_tokens is not None)
-    ignored = [
-        *body.ignored_params,
-        *map(_client_field, ignored_fields(model, official, generation)),
-    ]
-    if body.think is False and getattr(official, "enable_thinking", False) is None:
-        ignored.append("think")  # The model has no such switch.
     submission = Submission(
         OLLAMA,
         new_id("ollama-"),
         caller_of(request),
         Document(generation, OllamaAssembly(name, shape, stream, time.time())),
         stream=stream,
-        ignored_params=ignored,
+        ignored_params=[
+            *body.ignored_params,
+            *map(_client_field, ignored_fields(model, official, generation)),
+            *ignored,
+        ],
     )
     return respond(request, submission)
 

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import ipaddress
 import json
+import math
 import os
 import re
 import warnings
@@ -67,15 +68,11 @@ def boolean(name: str, default: bool) -> bool:
     return value in _TRUE
 
 
-def number(name: str, default: int, minimum: int = 0, maximum: int | None = None) -> int:
+def number(name: str, default: int, minimum: int = 0, maximum: float = math.inf) -> int:
     """Return a whole number. Raise ImproperlyConfigured for anything else."""
     value = text(name, str(default))
-    if (
-        not value.isdecimal()
-        or int(value) < minimum
-        or (maximum is not None and int(value) > maximum)
-    ):
-        most = "" if maximum is None else f" to {maximum}"
+    if not value.isdecimal() or not minimum <= int(value) <= maximum:
+        most = "" if maximum == math.inf else f" to {maximum}"
         raise ImproperlyConfigured(
             f"{name}: expected a whole number from {minimum}{most}, got {value!r}."
         )

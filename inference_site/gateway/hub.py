@@ -410,7 +410,8 @@ class Hub:
         if not lost:
             return
         # By the same rows: what has ended since they were read is replayed the next time.
-        stored = await in_database_thread(partial(_will_be_stored, rows.values()))
+        running = [row for row in rows.values() if row.status not in TERMINAL]
+        stored = await in_database_thread(partial(_stored_results, running, are_deleted=False))
         for reader in lost:
             reader.waits_for_end = reader.generation_id in stored and reader not in renumbered
         _end_lost([reader for reader in lost if not reader.waits_for_end], rows)
@@ -418,7 +419,9 @@ class Hub:
     async def _end_deleted(self, followers: Sequence[Follower]) -> None:
         """End the readers of results that were deleted, and their logs with them."""
         rows = await _rows_of(followers, status__in=TERMINAL)
-        deleted = await in_database_thread(partial(_deleted, rows.values()))
+        deleted = await in_database_thread(
+            partial(_stored_results, rows.values(), are_deleted=True)
+        )
         for follower in followers:
             if follower.generation_id in deleted:
                 first = follower.next_number
@@ -463,16 +466,10 @@ async def _rows_of(followers: Iterable[Follower], **states: object) -> dict[str,
     return {row.public_id: row for row in await in_database_thread(lambda: list(rows))}
 
 
-def _will_be_stored(rows: Iterable[Generation]) -> set[str]:
-    """Return the ids of running generations whose results are stored and not deleted."""
-    checks = {r.public_id: kind_of(r.kind).is_deleted for r in rows if r.status not in TERMINAL}
-    return {id_ for id_, is_deleted in checks.items() if is_deleted and not is_deleted(id_)}
-
-
-def _deleted(rows: Iterable[Generation]) -> set[str]:
-    """Return the ids of those whose results, which were stored, are deleted."""
+def _stored_results(rows: Iterable[Generation], *, are_deleted: bool) -> set[str]:
+    """Return the ids of those whose results an app stores, and that are or are not deleted."""
     checks = {row.public_id: kind_of(row.kind).is_deleted for row in rows}
-    return {id_ for id_, is_deleted in checks.items() if is_deleted and is_deleted(id_)}
+    return {id_ for id_, check in checks.items() if check and check(id_) == are_deleted}
 
 
 async def _replay(followers: Iterable[Follower], rows: Mapping[str, Generation]) -> None:

@@ -115,7 +115,7 @@ def test_what_was_refused_and_is_claimed_already_is_stopped(api_key: Key, model:
 def test_what_was_committed_without_an_answer_does_not_run(
     api_key: Key, model: str, monkeypatch: pytest.MonkeyPatch, is_delivered: bool
 ) -> None:
-    """The database died after it had committed: the client is told of an error.
+    """PostgreSQL dies after it has committed: the client gets an error.
 
     The line of a batch runs: it has no client, and ended as cancelled.
     """

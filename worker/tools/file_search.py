@@ -131,21 +131,21 @@ class FileSearch:
         for count, one in enumerate(found):
             entry = f"[{numbers.get(one.file_id, len(numbers) + 1)}] {one.filename}\n{one.text}"
             left -= len(entry.encode()) + 2
-            result = {
-                "file_id": one.file_id,
-                "filename": one.filename,
-                "score": round(one.score, 6),
-                "text": one.text,
-                "attributes": dict(one.attributes),
-            }
             if self.shows_results:
+                result = {
+                    "file_id": one.file_id,
+                    "filename": one.filename,
+                    "score": round(one.score, 6),
+                    "text": one.text,
+                    "attributes": dict(one.attributes),
+                }
+                results.append(result)
                 results_left -= len(orjson.dumps(result)) + 1
             if min(left, results_left) < 0 and entries:
-                found = found[:count]
+                found, results = found[:count], results[:count]
                 break
             numbers.setdefault(one.file_id, len(numbers) + 1)
             entries.append(entry)
-            results.append(result)
         sources = {one.file_id: Source(one.file_id, one.filename, is_file=True) for one in found}
         text = "\n\n".join([_NOTE, *entries]) if entries else "The search has found nothing."
         fields = {"results": results if self.shows_results else None}

@@ -120,6 +120,12 @@ class ApiError(Exception):
         """The envelope, encoded."""
         return orjson.dumps(self.envelope)
 
+    def name_field(self, path: str) -> None:
+        """Name this field of the client's request in place of ``param``, which was made from it."""
+        if self.param:
+            self.message = self.message.replace(f"'{self.param}'", f"'{path}'")
+            self.param = path
+
     def shown_at(self, path: str, *, has_version: bool = False) -> dict[str, Any]:
         """Return the response body for a request to this path.
 
