@@ -266,6 +266,10 @@ class Catalogue:
                 return matches[0]
         return None
 
+    def holder_of(self, name: str) -> ModelSpec | Route | None:
+        """Return the model or route with this id or alias, or None; ``named`` also reads tags."""
+        return self._by_name.get(_normalized(name))
+
     def listed(self, project: str) -> list[ModelSpec]:
         """Return the models that the list of models shows to a project."""
         return [spec for spec in self.models.values() if spec.is_listed and spec.is_for(project)]

@@ -8,10 +8,12 @@ entry is a mapping as in the models file.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import redis.exceptions
 import yaml
 from axes.models import AccessFailureLog
@@ -153,7 +155,14 @@ def _parse_yaml(text: str) -> dict[str, Any]:
         raise InvalidSetting(("more",), f"it is not YAML: {problem}") from exc
     if found is not None and not isinstance(found, dict):
         raise InvalidSetting(("more",), "it must map names of settings to values")
-    return {str(name): value for name, value in (found or {}).items()}
+    try:
+        # The database keeps JSON: without dates, sets, NaN, or numbers that no float can hold.
+        stored: dict[str, Any] = orjson.loads(json.dumps(found or {}, allow_nan=False))
+    except (TypeError, ValueError) as exc:
+        raise InvalidSetting(
+            ("more",), f"a value cannot be stored as JSON, write it in quotes: {exc}"
+        ) from exc
+    return stored
 
 
 def _restore_secrets(entry: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -285,10 +294,21 @@ class StoredModelForm(forms.ModelForm[StoredModel]):
             self.add_error(field if field in self.fields else "more", f"{prefix}{exc}.")
             return values
         known = catalogue()
+        holder, refusal = known.holder_of(spec.id), ""
         if known.is_fixed(spec.id):
-            self.add_error("model_id", "The models file or the product has a model of this ID.")
-        elif isinstance(known.named(spec.id), Route):
-            self.add_error("model_id", "The models file has a route of this name.")
+            refusal = "The models file or the product has a model of this ID."
+        elif isinstance(holder, Route):
+            refusal = "The models file has a route of this name."
+        elif (
+            holder is not None
+            and holder.id != spec.id
+            # A model of a file without an entry gives way to one of the database.
+            and (known.is_fixed(holder.id) or known.is_stored(holder.id))
+        ):
+            refusal = f"This is a name of the model {holder.id}."
+        if refusal:
+            # The ID of a model that is stored already is no field.
+            self.add_error("model_id" if "model_id" in self.fields else None, refusal)
         for alias in spec.aliases:
             other = known.named(alias)
             if other is not None and other.id != spec.id:

@@ -132,6 +132,20 @@ def test_what_postgresql_cannot_store_is_refused(
     assert not StoredModel.objects.exists()
 
 
+@pytest.mark.parametrize(
+    "value", ["2024-01-01", ".nan", ".inf", "!!set {a}", "!!binary aGk=", "9" * 400]
+)
+def test_what_is_no_json_is_refused(
+    admin: Client, settings: Settings, folder: Path, value: str
+) -> None:
+    """A number of 400 digits could be stored, and not be read again."""
+    settings.UPSTREAM_ALLOWED_HOSTS = ["127.0.0.1"]
+    form = {"model_id": "far", "engine": "openai_upstream", "base_url": "http://127.0.0.1:1/v1"}
+    answer = admin.post(ADD, {**form, "more": f"chat_template_kwargs: {{a: {value}}}"})
+    assert "a value cannot be stored as JSON" in answer.content.decode()
+    assert not StoredModel.objects.exists()
+
+
 def test_a_models_page_shows_what_is_set_beside_what_is_in_force(
     admin: Client, folder: Path, worker: Callable[[LiveWorker], None]
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_model_is_added_changed_and_removed_and_the_audit_log_tells(admin: Cli
     ("fields", "told"),
     [
         ({"model_id": "demo"}, "the product has a model of this ID"),
+        ({"model_id": "Demo"}, "This is a name of the model demo"),
         ({"aliases": "a, DEMO"}, "DEMO is a name of the model demo"),
         ({"more": ""}, "the address of a server"),
         ({"more": "a: ["}, "it is not YAML"),
@@ -119,6 +120,15 @@ def test_a_form_that_is_wrong_says_what_is(
     assert answer.status_code == 200
     assert told in answer.content.decode().replace("&#x27;", "'")
     assert not StoredModel.objects.exists()
+
+
+def test_the_form_of_an_entry_that_another_model_replaces_says_so(admin: Client) -> None:
+    """As after the owner of the site has added a model of its ID to the models file."""
+    catalogue.cache_clear()
+    stored = StoredModel.objects.create(model_id="demo", entry={"engine": "scripted"})
+    form = {**FORM, "engine": "scripted"}
+    answer = admin.post(f"/admin/model_store/storedmodel/{stored.pk}/change/", form)
+    assert "the product has a model of this ID" in answer.content.decode()
 
 
 def test_the_form_of_a_pull_has_one_button(admin: Client) -> None:
