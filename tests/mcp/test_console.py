@@ -71,6 +71,7 @@ def test_credentials_do_not_follow_a_changed_address(admin: Client) -> None:
         {"url": "https://user:password@example.org/"},
         {"secret_headers": "no colon"},
         {"secret_headers": "Host: example.org"},
+        {"projects": "abc"},
     ],
 )
 def test_form_refuses_what_cannot_be_used(admin: Client, fields: dict[str, str]) -> None:
