@@ -368,6 +368,16 @@ class SiteAdmin(ModelAdmin):
         except IntegrityError:
             return super().changeform_view(request, *args, **kwargs)
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save an object. Raise IntegrityError for one that was deleted since it was read.
+
+        Django would insert it again, without what was deleted with it.
+        """
+        rows = self.model._base_manager.select_for_update()
+        if change and not rows.filter(pk=obj.pk).exists():
+            raise IntegrityError(f"{obj} was deleted at the same moment")
+        super().save_model(request, obj, form, change)
+
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Return what is deleted with these objects, and which permissions are missing for it."""
         to_delete, counts, missing, protected = super().get_deleted_objects(objs, request)
