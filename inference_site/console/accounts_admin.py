@@ -268,6 +268,11 @@ class ApiKeyAdmin(UndeletedAdmin):
             messages.error(request, "Nothing was changed: the key has changed meanwhile.")
         return HttpResponseRedirect(page)
 
+    def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the values of the query that the form begins with; its widget takes no text."""
+        given = super().get_changeform_initial_data(request)
+        return {name: value for name, value in given.items() if name != "expires_at"}
+
     @admin.display(description="status")
     def shown_state(self, record: Any) -> SafeString:
         return status_label(record.state.label, record.state.sentence)

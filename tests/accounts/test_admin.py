@@ -237,6 +237,14 @@ def test_generations_are_neither_added_nor_changed_nor_deleted(admin: Client, ap
     assert row.status == Status.COMPLETED
 
 
+def test_the_form_of_a_key_begins_with_what_its_address_gives(
+    admin: Client, project: Project
+) -> None:
+    given = {"project": str(project.pk), "name": "laptop", "expires_at": "2030-01-01"}
+    page = admin.get(f"{KEYS}add/", given)
+    assert 'value="laptop"' in page.content.decode()
+
+
 def test_a_key_is_shown_once_and_later_only_its_prefix(admin: Client, project: Project) -> None:
     form = {"project": project.pk, "name": "laptop", "scopes": ["inference"], "_save": "Save"}
     shown = page(admin.post(f"{KEYS}add/", form, follow=True))
