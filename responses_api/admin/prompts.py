@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import path, reverse
+from django.views.decorators.http import require_POST
 from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
@@ -29,6 +30,9 @@ from responses_api.prompt_templates import tried_id, variables_of
 _OF_VERSION = ("developer_message", "user_message", "model")
 _VARIABLE = "variable."
 """The beginning of the names of the inputs with which a prompt is tried."""
+_LONGEST_OPENED = 6_000
+"""Characters of an id with values. The page requests it with its own address, which has it too, as
+``Referer``, and the head of a request may have 16 KiB."""
 
 
 def _message(label: str, rows: int) -> forms.CharField:
@@ -151,7 +155,7 @@ class PromptTemplateAdmin(SiteAdmin):
 
     def get_urls(self) -> list[Any]:
         """Add the address that opens a prompt in the playground."""
-        try_it = self.admin_site.admin_view(self.try_view)
+        try_it = self.admin_site.admin_view(require_POST(self.try_view))
         own = path("<path:object_id>/try/", try_it, name="responses_api_prompttemplate_try")
         return [own, *super().get_urls()]
 
@@ -176,11 +180,14 @@ class PromptTemplateAdmin(SiteAdmin):
         newest = prompt.newest
         if newest is None:
             return redirect("admin:responses_api_prompttemplate_change", pk)
-        names = [name for name in request.GET if name.startswith(_VARIABLE)]
-        values = {name.removeprefix(_VARIABLE): request.GET[name] for name in names}
+        names = [name for name in request.POST if name.startswith(_VARIABLE)]
+        values = {name.removeprefix(_VARIABLE): request.POST[name] for name in names}
         try:
             opened = tried_id(newest, values)
         except InvalidRequestError as exc:
             messages.error(request, exc.message)
+            return redirect("admin:responses_api_prompttemplate_change", pk)
+        if len(opened) > _LONGEST_OPENED:
+            messages.error(request, "The values are too long to be tried here.")
             return redirect("admin:responses_api_prompttemplate_change", pk)
         return redirect(f"{reverse('admin:playground')}?{urlencode({'open': opened})}")

@@ -174,14 +174,17 @@ def test_newest_version_is_tried_in_the_playground_with_values(
     assert 'name="variable.tone"' in page
     assert 'name="variable.name"' in page
     values = {"variable.tone": "{{name}} & ü", "variable.name": "Ann"}
-    answer = admin.get(f"{LIST}{prompt.pk}/try/", values)
+    answer = admin.post(f"{LIST}{prompt.pk}/try/", values)
     opened = parse_qs(urlsplit(answer["Location"]).query)["open"][0]
     found = admin.get(f"/admin/playground/open/{opened}").json()
     assert found["request"] == {"model": "m", "instructions": "Be {{name}} & ü."}
     assert found["draft"] == "Hi Ann!"
     assert staff("accounts.view_project").get(f"/admin/playground/open/{opened}").status_code == 403
-    back = admin.get(f"{LIST}{prompt.pk}/try/", {"variable.tone": "kind"}, follow=True)
+    back = admin.post(f"{LIST}{prompt.pk}/try/", {"variable.tone": "kind"}, follow=True)
     assert "prompt.variables.name" in back.content.decode()
+    long = {"variable.tone": "長" * 1000, "variable.name": "長" * 1000}
+    back = admin.post(f"{LIST}{prompt.pk}/try/", long, follow=True)
+    assert "The values are too long to be tried here." in back.content.decode()
 
 
 @pytest.mark.parametrize(
@@ -198,5 +201,5 @@ def test_viewer_may_try_and_not_write(prompt: PromptTemplate, staff: Callable[..
     viewer = staff(VIEW)
     assert viewer.get(f"{LIST}{prompt.pk}/change/").status_code == 200
     assert saved(viewer, prompt, name="mine").status_code == 403
-    assert viewer.get(f"{LIST}{prompt.pk}/try/").status_code == 302
-    assert staff("accounts.view_project").get(f"{LIST}{prompt.pk}/try/").status_code == 403
+    assert viewer.post(f"{LIST}{prompt.pk}/try/").status_code == 302
+    assert staff("accounts.view_project").post(f"{LIST}{prompt.pk}/try/").status_code == 403
