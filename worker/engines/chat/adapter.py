@@ -159,6 +159,7 @@ class ChatAdapter(Engine):
                 index=index,
                 in_reasoning=in_reasoning,
                 parallel=request.parallel_tool_calls,
+                only_tools=request.only_tools,
             )
             for index in range(request.choices)
         ]
