@@ -229,6 +229,7 @@ def to_generation_request(body: ChatCompletionRequest, model: ResolvedModel) -> 
         reasoning_budget=to_reasoning_budget(body.reasoning_budget, body.thinking_token_budget),
         tools=plan.tools,
         must_call=plan.must_call,
+        only_tools=plan.only_tools,
         parallel_tool_calls=body.parallel_tool_calls is not False and not plan.is_legacy,
         response_prefix=prefix,
         add_generation_prompt=bool(prefix) or body.add_generation_prompt is not False,
@@ -357,7 +358,7 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
         )
     match choice:
         case "none":
-            return ToolPlan()
+            return ToolPlan(only_tools=True)
         case "required":
             return ToolPlan(tools, must_call=True)
         case NamedFunctionTool() | NamedCustomTool():
@@ -365,7 +366,7 @@ def to_tool_plan(body: ChatCompletionRequest) -> ToolPlan:
         case AllowedToolsChoice(allowed_tools=allowed):
             names = [tool.name for tool in allowed.tools]
             chosen = select_tools(tools, names, "tool_choice.allowed_tools.tools[{}]")
-            return ToolPlan(chosen, must_call=allowed.mode == "required")
+            return ToolPlan(chosen, must_call=allowed.mode == "required", only_tools=True)
         case _:
             return ToolPlan(tools)
 
@@ -405,7 +406,7 @@ def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
     )
     match body.function_call:
         case "none":
-            return ToolPlan(is_legacy=True)
+            return ToolPlan(is_legacy=True, only_tools=True)
         case "auto" | None:
             return ToolPlan(tools, is_legacy=True)
         case named:

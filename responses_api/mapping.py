@@ -92,6 +92,7 @@ def to_generation_request(
         reasoning_budget=to_reasoning_budget(body.reasoning_budget, body.thinking_token_budget),
         tools=plan.tools,
         must_call=plan.must_call,
+        only_tools=plan.only_tools,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         truncate=body.truncation == "auto",
         compaction=_to_compaction(body, prompt, model),
@@ -186,7 +187,7 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
     """
     match body.tool_choice:
         case "none":
-            return ToolPlan()
+            return ToolPlan(only_tools=True)
         case "required":
             return ToolPlan(_require_any(offered.tools, offered), must_call=True)
         case NamedChoice() as choice:
@@ -194,7 +195,8 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
         case AllowedTools(mode=mode, tools=allowed):
             tools = offered.select(allowed, "tool_choice.tools[{}]")
             must_call = mode == "required"
-            return ToolPlan(_require_any(tools, offered) if must_call else tools, must_call)
+            tools = _require_any(tools, offered) if must_call else tools
+            return ToolPlan(tools, must_call, only_tools=True)
         case TypedChoice(type=kind) as choice:
             if not (tools := offered.select([choice])) and not offered.first_calls:
                 raise InvalidRequestError(

@@ -57,7 +57,8 @@ class MessageAssembly(Assembly):
     searches in earlier messages; citations number them from 1. ``shows_listings``: the answer has
     blocks of the type ``mcp_tool_listing``. ``hides_thinking``: thoughts are sealed in the
     signatures of their blocks. ``names`` are the client's names of tools whose names are too long
-    for the model, by the shorter ones that it calls.
+    for the model, by the shorter ones that it calls. ``has_content``: false if the request only
+    reads the prompt into the cache.
     """
 
     message_id: str
@@ -72,6 +73,7 @@ class MessageAssembly(Assembly):
     shows_listings: bool = False
     hides_thinking: bool = False
     names: dict[str, str] = field(default_factory=dict)
+    has_content: bool = True
 
 
 class Block:
@@ -132,6 +134,8 @@ class MessageAssembler(Assembler):
     def feed(self, delta: Delta) -> Sequence[bytes]:
         """Take the next delta; return the events it makes."""
         match delta:
+            case _ if not self._assembly.has_content and not isinstance(delta, Usage):
+                return ()
             case TextDelta(text) | RefusalDelta(text) if text:
                 return self._shown(self._piece("text", text, "text_delta"))
             case ReasoningDelta(text):
@@ -244,6 +248,8 @@ class MessageAssembler(Assembler):
     @property
     def stop_reason(self) -> StopReason | None:
         """Why the answer has ended."""
+        if not self._assembly.has_content:
+            return "max_tokens"
         if self._end is None:
             return None
         return "stop_sequence" if self._stop_sequence else _STOP_REASONS[self._end.reason]

@@ -191,7 +191,8 @@ def to_chat(
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, wire.MessagesRequest):
         sampling: Body = {
-            "max_tokens": body.max_tokens,
+            # 0 only reads the prompt into the cache. Most servers generate one token at least.
+            "max_tokens": max(1, body.max_tokens),
             "stop": body.stop_sequences or None,
             "stream": body.stream,
             "temperature": body.temperature,

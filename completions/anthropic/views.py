@@ -121,6 +121,7 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
         asked = replace(asked, max_output_tokens=None)  # The context is the shorter limit.
     # How much of the context is left is known only to the server that counts the prompt.
     asked = replace(asked, lowers_max_output=asked.max_output_tokens is not None)
+    has_content = body.max_tokens > 0
     # "auto" is the default, and means priority for those who have it.
     tier = service_tier(caller, None if body.service_tier == "standard_only" else "priority")
     assembly = MessageAssembly(
@@ -130,13 +131,14 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
         stream=bool(body.stream),
         service_tier="priority" if tier.name == "priority" else "standard",
         routes=tools.routes,
-        unlisted=tools.unlisted,
+        unlisted=tools.unlisted if has_content else [],
         max_searches=tools.max_searches,
         results=numbered(given.results) if tools.options else [],
         shows_listings=_knows_listings(betas),
         names=long_names(body),
         hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
-        site_tools=tools.options,
+        site_tools=tools.options if has_content else [],
+        has_content=has_content,
     )
     # So the first event of a stream knows the tokens of the prompt.
     asked = replace(asked, running_usage=assembly.stream)

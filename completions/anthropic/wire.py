@@ -459,7 +459,7 @@ class Thread(WireRequest):
 class MessagesRequest(Prompt):
     """The body of ``POST /v1/messages``."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=0)]
     stop_sequences: (
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None
     ) = None

@@ -6,6 +6,7 @@ Each request becomes a chat completion, a completion or an embedding.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -100,10 +101,11 @@ def _run(body: wire.ChatRequest | wire.GenerateRequest) -> Body:
 
 def _client_field(name: str) -> str:
     """Return Ollama's name of a field of a chat completion or a completion."""
-    option = next((given for given, made in _OPTIONS.items() if made == name), name)
+    first = re.split(r"[.\[]", name, maxsplit=1)[0]
+    option = next((given for given, made in _OPTIONS.items() if made == first), first)
     if option in wire.Options.model_fields:
-        return f"options.{option}"
-    return _FIELDS.get(name.partition(".")[0], name)
+        return f"options.{option}{name.removeprefix(first)}"
+    return _FIELDS.get(first, name)
 
 
 @contextmanager

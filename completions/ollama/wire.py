@@ -18,7 +18,9 @@ _Seconds = float | int | str | None
 
 
 def _whole_number(value: object) -> object:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    return value
 
 
 _Whole = Annotated[int, BeforeValidator(_whole_number)]

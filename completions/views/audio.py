@@ -254,7 +254,11 @@ class SpeechView(ApiView):
         return respond(request, submission)
 
 
-def _own_fields(body: TranscriptionRequest | TranslationRequest | SpeechRequest) -> dict[str, Any]:
+def _own_fields(body: WireRequest) -> dict[str, Any]:
     """Return the declared fields that were given and that the model's server is sent."""
-    own = set(type(body).model_fields)
-    return body.model_dump(exclude=_NOT_FORWARDED, exclude_none=True, include=own)
+    given = {name: getattr(body, name) for name in type(body).model_fields}
+    return {
+        name: _own_fields(value) if isinstance(value, WireRequest) else value
+        for name, value in given.items()
+        if value is not None and name not in _NOT_FORWARDED
+    }

@@ -200,7 +200,7 @@ class StoredCompletionView(ApiView):
     def post(self, request: Request, completion_id: str) -> Response:
         """Replace the metadata of a stored chat completion."""
         stored = find(caller_of(request).project_id, completion_id)
-        replace_metadata(stored, self.parse(MetadataUpdate, request.data).metadata)
+        replace_metadata(stored, self.parse(MetadataUpdate, request.data).metadata or {})
         return Response(wire_completion(stored))
 
     @documented(answer=DeletedChatCompletion)

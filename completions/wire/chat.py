@@ -61,9 +61,9 @@ class StreamOptions(WireRequest):
 
 
 class MetadataUpdate(WireRequest):
-    """The body of ``POST /v1/chat/completions/{id}``."""
+    """The body of ``POST /v1/chat/completions/{id}``; null removes the metadata."""
 
-    metadata: Metadata
+    metadata: Metadata | None
 
 
 _RequestMessages = Annotated[list[RequestMessage], Field(min_length=1)]

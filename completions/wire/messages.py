@@ -116,16 +116,26 @@ ToolChoice = Annotated[
 
 
 class RequestFunctionCall(WireRequest):
-    """``messages[].tool_calls[].function``; ``arguments`` is text and may be any."""
+    """``messages[].tool_calls[].function``; ``arguments`` is text and may be any.
+
+    ``parsed_arguments`` are what the official client has read in it.
+    """
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
-class RequestFunctionToolCall(WireRequest):
-    """``messages[].tool_calls[]`` of a function."""
+class _RequestToolCall(WireRequest):
+    """``index`` is in calls that a client has put together from a stream."""
 
     id: str
+    index: int | None = None
+
+
+class RequestFunctionToolCall(_RequestToolCall):
+    """``messages[].tool_calls[]`` of a function."""
+
     type: Literal["function"]
     function: RequestFunctionCall
 
@@ -137,10 +147,9 @@ class RequestCustomCall(WireRequest):
     input: str
 
 
-class RequestCustomToolCall(WireRequest):
+class RequestCustomToolCall(_RequestToolCall):
     """``messages[].tool_calls[]`` of a custom tool."""
 
-    id: str
     type: Literal["custom"]
     custom: RequestCustomCall
 
@@ -210,6 +219,8 @@ class AssistantMessage(WireRequest):
 
     ``reasoning_content`` (an extension; ``reasoning`` in vLLM and OpenRouter) is what it thought
     before; most chat templates show a model its thoughts since the last message of the user alone.
+    ``annotations`` come with an answer, and the official client adds ``parsed``; the model is not
+    shown them.
     """
 
     role: Literal["assistant"]
@@ -218,16 +229,22 @@ class AssistantMessage(WireRequest):
     name: str | None = None
     tool_calls: list[RequestToolCall] | None = None
     function_call: RequestFunctionCall | None = None
+    annotations: list[Any] | None = None
+    parsed: Any = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
 
 class ToolMessage(WireRequest):
-    """A message of the role ``tool``: the result of the call it names."""
+    """A message of the role ``tool``: the result of the call it names by its id.
+
+    Many clients also send the ``name`` of the tool, which the call has.
+    """
 
     role: Literal["tool"]
     content: Content
     tool_call_id: str
+    name: str | None = None
 
 
 class FunctionMessage(WireRequest):

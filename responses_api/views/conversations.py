@@ -65,7 +65,7 @@ class ConversationView(ApiView):
         metadata = self.parse(requests.ConversationUpdate, request.data).metadata
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
-            conversation.metadata = metadata
+            conversation.metadata = metadata or {}
             conversation.save(update_fields=["metadata"])
         return Response(_conversation_object(conversation))
 

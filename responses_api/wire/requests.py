@@ -364,9 +364,9 @@ class ConversationRequest(WireRequest):
 
 
 class ConversationUpdate(WireRequest):
-    """The body of ``POST /v1/conversations/{id}``."""
+    """The body of ``POST /v1/conversations/{id}``; null removes the metadata."""
 
-    metadata: Metadata
+    metadata: Metadata | None
 
 
 class ItemsRequest(WireRequest):

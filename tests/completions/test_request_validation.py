@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from completions.anthropic.wire import ToolResultBlock, ToolUseBlock
+from completions.anthropic.wire import MessagesRequest, ToolResultBlock, ToolUseBlock
 from completions.wire.chat import ChatCompletionRequest
 from completions.wire.scores import ScoreRequest
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -265,6 +265,10 @@ def test_unknown_fields_of_nested_objects_are_named_once_by_their_path() -> None
         "messages[].content[].cache_control",
         "stream_options.include_obfuscation",
     ]
+    configs = {"add": {"enabled": True, "defer_loading": True}}
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "a", "configs": configs}
+    message = {"model": "m", "max_tokens": 1, "messages": [USER], "tools": [toolset]}
+    assert parse(MessagesRequest, message).ignored_params == ["tools[].configs.add.defer_loading"]
 
 
 @pytest.mark.parametrize("name", ["bad\r\nset-cookie: a", "a,b", "naïve", "x" * 65, ""])

@@ -61,13 +61,14 @@ def test_a_file_is_written_down(
     usage = {"type": "tokens", "input_tokens": 14, "output_tokens": 3, "total_tokens": 17}
     odd.answers = [lambda talk: talk.say(200, {"text": "Hello there.", "usage": usage})]
     content = sound()
+    chunking: Any = {"type": "server_vad", "threshold": 0.5, "odd": 1}
     answer = client.audio.transcriptions.create(
         model="sounds",
         file=("../../etc/passwd.txt", content, "text/html"),
         language="en",
         temperature=0.2,
         timestamp_granularities=["word", "segment"],
-        chunking_strategy={"type": "server_vad", "threshold": 0.5},
+        chunking_strategy=chunking,
         include=["logprobs"],
     )
     assert answer.text == "Hello there."

@@ -39,6 +39,7 @@ def test_conversation_is_made_read_changed_and_deleted(
     changed = client.conversations.update(made.id, metadata={"c": "\0"})
     assert changed.metadata == {"c": "\0"}
     assert client.conversations.retrieve(made.id).metadata == {"c": "\ufffd"}
+    assert client.conversations.update(made.id, metadata=None).metadata == {}
     deleted = client.conversations.delete(made.id)
     assert (deleted.id, deleted.deleted) == (made.id, True)
     for attempt in _uses(client, made.id):

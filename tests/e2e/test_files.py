@@ -155,6 +155,10 @@ def test_bad_forms(http: httpx.Client) -> None:
         )
         assert unnamed.status_code == 400
         assert f"The file name '{name}' is not valid." in unnamed.text
+    good = http.build_request("POST", "/v1/files", data={"purpose": "batch"}, files={"file": b"x"})
+    kind = good.headers["content-type"].replace("multipart/form-data", "Multipart/Form-Data")
+    capital = http.post("/v1/files", content=good.read(), headers={"content-type": kind})
+    assert (capital.status_code, capital.json()["bytes"]) == (200, 1)
     odd = {"purpose": "user_data", "odd": "1"}
     named = http.post("/v1/files", data=odd, files={"file": ("a.txt", b"x")})
     assert (named.status_code, named.headers["x-unsupported-params"]) == (200, "odd")

@@ -362,6 +362,18 @@ def test_ends_are_told_in_anthropics_words(claude: anthropic.Anthropic) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Paris")
 
 
+def test_a_prompt_is_read_into_the_cache_without_an_answer(claude: anthropic.Anthropic) -> None:
+    asked: dict[str, Any] = {**DEMO, "max_tokens": 0, "messages": HELLO, "system": "warm " * 40}
+    read = claude.messages.create(**asked)
+    assert (read.content, read.stop_reason, read.stop_sequence) == ([], "max_tokens", None)
+    with claude.messages.stream(**asked) as stream:
+        types = [event.type for event in stream]
+    assert types == ["message_start", "message_delta", "message_stop"]
+    answer = claude.messages.create(**{**asked, "max_tokens": 2})
+    assert answer.content
+    assert (answer.usage.cache_read_input_tokens or 0) > 40
+
+
 @pytest.mark.parametrize(
     ("said", "param", "left"),
     [
@@ -618,7 +630,7 @@ def test_an_image_on_a_model_without_eyes_is_refused_in_its_envelope(http: httpx
     ("change", "message"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"system": "Hi", "messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         (

@@ -309,8 +309,12 @@ def test_errors_have_the_form_of_ollama(
         # As Go's client writes what was not given.
         asked: dict[str, Any] = {"model": "demo", beginning: None, "options": None}
         assert http.post(path, json=asked).json()["done_reason"] == "load"
-    asked = {"model": "demo", "prompt": "a", "options": {"repeat_penalty": 0}}
-    assert "'options.repeat_penalty'" in http.post("/api/generate", json=asked).json()["error"]
+    options: dict[str, Any] = {"repeat_penalty": 0, "num_predict": 1e30, "stop": [""]}
+    for option, value in options.items():
+        asked = {"model": "demo", "prompt": "a", "options": {option: value}}
+        refused = http.post("/api/generate", json=asked)
+        assert refused.status_code == 400
+        assert f"'options.{option}" in refused.json()["error"]
 
 
 def test_what_is_asked_counts_in_the_limits_and_the_usage_of_the_key(stack: ServedStack) -> None:

@@ -107,6 +107,8 @@ def test_metadata_is_replaced(client: openai.OpenAI) -> None:
     client.chat.completions.update(completion_id, metadata={"new": "2"})
     kept = client.chat.completions.retrieve(completion_id)
     assert kept.model_dump()["metadata"] == {"new": "2"}
+    removed = client.chat.completions.update(completion_id, metadata=None)
+    assert removed.model_dump()["metadata"] == {}
 
 
 def test_metadata_of_a_completion_that_is_deleted_at_the_same_moment(client: openai.OpenAI) -> None:

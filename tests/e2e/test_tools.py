@@ -10,6 +10,8 @@ import openai
 import pydantic
 import pytest
 
+from tests.upstream_server import UpstreamServer, chunks, delta, finish, text
+
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -125,6 +127,27 @@ def test_allowed_tools_hide_the_others(client: openai.OpenAI) -> None:
     )
     names = [call.function.name for call in choice.message.tool_calls or []]
     assert "get_weather" not in names
+
+
+@pytest.mark.parametrize("only", [None, "pick"])
+def test_a_call_of_a_tool_that_is_left_out_is_dropped(
+    client: openai.OpenAI, odd: UpstreamServer, only: str | None
+) -> None:
+    call = {"index": 0, "id": "c1", "function": {"name": "get_weather", "arguments": "{}"}}
+    odd.answers = [chunks(text("No."), delta({"tool_calls": [call]}), finish("tool_calls"))]
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"type": "function", "name": only}],
+    }
+    asked: Any = {"model": "odd", "tool_choice": allowed if only else "none"}
+    nested: Any = [WEATHER, PICK]
+    [choice] = client.chat.completions.create(**asked, messages=OSLO, tools=nested).choices
+    assert (choice.message.content, choice.message.tool_calls) == ("No.", None)
+    assert choice.finish_reason == "stop"
+    flat: Any = [{"type": "function", **tool["function"]} for tool in nested]
+    response = client.responses.create(**asked, input=OSLO, tools=flat)
+    assert [item.type for item in response.output] == ["message"]
 
 
 def test_tools_and_parts_of_responses_are_taken_and_stored_as_chats_have_them(

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tests.e2e.scripts import call, script
 from tests.e2e.test_responses_websocket import Socket, open_socket
 from tests.served_stack import ServedStack
 
@@ -74,6 +75,24 @@ def test_an_unknown_field_of_a_message_is_an_error_event_of_its_lane(
     assert event["error"]["code"] == "unknown_parameter"
     assert event.get("stream_id") == lane.get("stream_id")
     assert socket.respond(input="there", **lane)["status"] == "completed"
+
+
+def test_the_message_of_an_answer_is_taken_as_history(stack: ServedStack) -> None:
+    create = stack.client().chat.completions
+    asked: Any = {
+        "model": "scripted",
+        "messages": [{"role": "user", "content": script(call("get_weather", "{}"))}],
+        "tools": [{"type": "function", "function": {"name": "get_weather", "strict": True}}],
+    }
+    with create.stream(**asked) as stream:
+        streamed = stream.get_final_completion().choices[0].message
+    for message in (create.parse(**asked).choices[0].message, streamed):
+        assert message.tool_calls
+        [called] = message.tool_calls
+        result = {"role": "tool", "tool_call_id": called.id, "name": "get_weather", "content": "1"}
+        messages: Any = [*asked["messages"], message, result, SAY]
+        again = create.create(model="scripted", messages=messages)
+        assert again.choices[0].message.content == "hello"
 
 
 def test_an_unknown_field_of_a_file_is_named(http: httpx.Client) -> None:

@@ -335,7 +335,8 @@ class GenerationRequest:
     disables the prompt cache. ``lora`` has pairs of an adapter of the model and its scale.
 
     Tools: with ``must_call`` the answer is a call of one of the ``tools`` and nothing else;
-    otherwise the model chooses.
+    otherwise the model chooses. With ``only_tools`` calls of others are dropped: the client does
+    not allow them in this answer, though earlier messages may have such calls.
 
     ``return_progress`` has engines that can do so feed ``PromptProgress`` during the prefill.
     ``running_usage`` has the engine feed ``Usage`` before each piece of the answer.
@@ -384,6 +385,7 @@ class GenerationRequest:
     fields: dict[str, Any] = field(default_factory=dict)
     streams: bool = False
     lowers_max_output: bool = False
+    only_tools: bool = False
 
     @property
     def answers(self) -> int:

@@ -573,6 +573,9 @@ FIELDS = {
     "stderr": "What the command printed as errors.",
     # Reasoning
     "reasoning": "How the model thinks before it answers.",
+    "AssistantMessage.annotations": "Those of the answer; the model is not shown them.",
+    "AssistantMessage.parsed": "What the client has read in the content; it has no effect.",
+    "parsed_arguments": "What the client has read in the arguments; it has no effect.",
     "AssistantMessage.reasoning": "What the model thought before its answer (vLLM, OpenRouter).",
     "reasoning_effort": "How long the model thinks: `none` turns it off, any other value on.",
     "effort": "How long the model thinks: `none` turns it off, any other value on.",

@@ -91,8 +91,11 @@ def _parsed(
 
     Raise InvalidRequestError for a malformed form, and for a file whose name is none.
     """
+    # Django knows the type in lower case only.
+    kind = request.META["CONTENT_TYPE"]
+    meta = {**request.META, "CONTENT_TYPE": MEDIA_TYPE + kind[len(MEDIA_TYPE) :]}
     try:
-        fields, files = _Parser(request.META, cast(Any, stream), handlers).parse()
+        fields, files = _Parser(meta, cast(Any, stream), handlers).parse()
     except (MultiPartParserError, SuspiciousOperation, RequestDataTooBig) as exc:
         message = f"We could not parse the form of your request: {exc}."
         raise InvalidRequestError(message) from exc

@@ -107,6 +107,10 @@ class WireRequest(BaseModel):
                 for place, part in zip(places_of(value), parts, strict=False):
                     if isinstance(part, WireRequest):
                         yield from (f"{field}[{place}].{name}" for name in part._ignored())
+            elif isinstance(value, dict):
+                for key, part in itertools.islice(value.items(), _MAX_ENTRIES):
+                    if isinstance(part, WireRequest):
+                        yield from (f"{field}.{shown_name(key)}.{name}" for name in part._ignored())
 
 
 class MovedEntries(list[Any]):

@@ -129,12 +129,14 @@ class ToolPlan:
     """Which tools the model sees, and whether it must call one of them.
 
     ``is_legacy``: they came as ``functions``, and the answer has a ``function_call``.
+    ``only_tools``: it may call no others, as the client has chosen among its tools.
     Raise InvalidRequestError for tools beyond the bounds of schemas.
     """
 
     tools: tuple[Tool, ...] = ()
     must_call: bool = False
     is_legacy: bool = False
+    only_tools: bool = False
 
     def __post_init__(self) -> None:
         check_tools(self.tools, "functions" if self.is_legacy else "tools")

@@ -76,6 +76,11 @@ class ChatAdapter(Engine):
                 self._completion(request, prompt), self._sink(request, sink, parsers, ChatUsage())
             )
             return
+        if request.token_ids:  # They come in one piece: nothing ends the thoughts at the budget.
+            raise InvalidRequest(
+                "The tokens of an answer with a budget of reasoning cannot be returned.",
+                "return_token_ids",
+            )
         # Each choice reaches its budget at another token, so they run one after another.
         usage = ChatUsage()
         seed = request.sampling.seed
@@ -154,6 +159,7 @@ class ChatAdapter(Engine):
                 index=index,
                 in_reasoning=in_reasoning,
                 parallel=request.parallel_tool_calls,
+                only_tools=request.only_tools,
             )
             for index in range(request.choices)
         ]

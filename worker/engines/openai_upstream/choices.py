@@ -47,7 +47,8 @@ class ChoiceReader:
         self._must_call = request.must_call
         by_text = flavor.forces_by_schema or request.forced_grammar is not None
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
-        names = [tool.name for tool in request.tools] if request.must_call else None
+        is_bound = request.must_call or request.only_tools
+        names = [tool.name for tool in request.tools] if is_bound else None
         self._calls = CallReader(index, parallel=request.parallel_tool_calls, names=names)
         self._held: tuple[TokenLogprob, ...] = ()
         self._ahead = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_site.core.domain.deltas import TextDelta, TokenLogprob
+from inference_site.core.domain.deltas import TextDelta, TokenLogprob, ToolCallDelta
 from tests.worker.engines.chat.answers import SYNTAXES, THINK, TOOLS, Answer, parse
 from worker.engines.chat.parser.formats import ends_in_reasoning
 from worker.engines.chat.parser.output import Reasoning, Syntax
@@ -27,6 +27,15 @@ def test_text_goes_out_as_it_comes() -> None:
     sent = [parser.feed(piece) for piece in ("Hel", "lo", " the", "re <", "b")]
     assert sent[:3] == [[TextDelta("Hel")], [TextDelta("lo")], [TextDelta(" the")]]
     assert sent[3:] == [[TextDelta("re")], [TextDelta(" <b")]]
+
+
+def test_a_call_of_a_tool_that_is_not_allowed_is_dropped() -> None:
+    said = '<tool_call>{"name": "%s", "arguments": {}}</tool_call>'
+    parser = OutputParser(SYNTAXES["hermes"], TOOLS[:1], only_tools=True)
+    deltas = [*parser.feed(said % "other"), *parser.feed(said % TOOLS[0].name), *parser.finish()]
+    names = [d.name for d in deltas if isinstance(d, ToolCallDelta) and d.name]
+    assert names == [TOOLS[0].name]
+    assert not any(isinstance(delta, TextDelta) for delta in deltas)
 
 
 def test_other_tags_can_be_set() -> None:

@@ -178,6 +178,19 @@ def test_a_call_of_another_tool_is_not_the_required_one(
     assert calls(sink) == [("f", ARGUMENTS)]
 
 
+def test_a_call_of_a_tool_that_is_not_allowed_is_dropped(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    other = call(0, id="c1", name="g", arguments="{}")
+    wanted = call(1, id="c2", name="f", arguments=ARGUMENTS)
+    server.answers = [chunks(other, wanted, finish("tool_calls"))]
+    sink = chat(engine, tools=(Tool("f", None, {}),), only_tools=True)
+    assert calls(sink) == [("f", ARGUMENTS)]
+    server.answers = [chunks(text("No."), other, finish("tool_calls"))]
+    sink = chat(engine, tools=(Tool("f", None, {}),), only_tools=True)
+    assert (calls(sink), sink.text, sink.finishes) == ([], "No.", ["stop"])
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -148,14 +148,17 @@ class Output:
     """Collects deltas and the state of the answer.
 
     Whitespace at the end of the content is held back: before a call it is dropped. Calls after the
-    first ``max_calls`` are dropped.
+    first ``max_calls`` are dropped, and those of other tools than ``names``.
 
     ``calls`` is the number of calls; ``call_is_open``: the last one is not complete;
     ``in_reasoning``: the next text is reasoning; ``has_text``: there is content.
     """
 
-    def __init__(self, source: Source, index: int, max_calls: int) -> None:
-        self._source, self._index, self._max_calls = source, index, max_calls
+    def __init__(
+        self, source: Source, index: int, max_calls: int, names: Collection[str] | None = None
+    ) -> None:
+        self._source, self._index = source, index
+        self._max_calls, self._names = max_calls, names
         self._deltas: list[ParsedDelta] = []
         self._spaces = ""
         self._is_dropping = self._has_arguments = False
@@ -193,11 +196,12 @@ class Output:
     def begin_call(self, name: str) -> None:
         """Add the beginning of a call."""
         self._spaces, self._read = "", ()
-        self._is_dropping, self._has_arguments = self.calls >= self._max_calls, False
+        name = whole_characters(name)
+        is_other = self._names is not None and name not in self._names
+        self._is_dropping, self._has_arguments = is_other or self.calls >= self._max_calls, False
         if self._is_dropping:
             return
         self.call_is_open = True
-        name = whole_characters(name)
         self._deltas.append(ToolCallDelta(self.calls, "", new_call_id(), name, self._index))
         self.calls += 1
 

@@ -35,7 +35,7 @@ class OutputParser:
     """Parses one choice.
 
     ``in_reasoning``: the prompt ends inside a reasoning. Without ``parallel``, calls after the
-    first are dropped.
+    first are dropped, and with ``only_tools`` those of other tools.
     """
 
     def __init__(
@@ -46,10 +46,12 @@ class OutputParser:
         index: int = 0,
         in_reasoning: bool = False,
         parallel: bool = True,
+        only_tools: bool = False,
     ) -> None:
         self._source = Source()
         max_calls = 0 if not tools else _NO_LIMIT if parallel else 1
-        self._output = Output(self._source, index, max_calls)
+        names = [tool.name for tool in tools] if only_tools else None
+        self._output = Output(self._source, index, max_calls, names)
         self._output.in_reasoning = in_reasoning
         self._early: tuple[TokenLogprob, ...] = ()
         self._reading = _reading(syntax, tools, self._source, self._output)
