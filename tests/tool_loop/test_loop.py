@@ -179,6 +179,23 @@ def test_the_slot_is_free_while_a_tool_runs(site: LoopSite) -> None:
     assert ended(site, id_)["status"] == "completed"
 
 
+def test_a_model_is_unloaded_when_the_runs_that_call_tools_have_ended(site: LoopSite) -> None:
+    turn = {"calls": [["count", {"sleep": 0.5, "mark": "unloaded"}]]}
+    id_ = created(site, site.request(turn, SAY, model="narrow", background=True))["id"]
+    wait_until(lambda: any(c.get("mark") == "unloaded" for c in site.tool.calls), 10, "the call")
+    with site.stack.http() as http:
+
+        def workers() -> int:
+            return int(http.get("/v1/models/narrow").json()["workers"])
+
+        http.post("/v1/models/unload", json={"model": "narrow"}).raise_for_status()
+        assert ended(site, id_, 20)["status"] == "completed"
+        assert site.stack.row(id_)["attempt"] == 1
+        wait_until(lambda: workers() == 0, 10, "the end of the model")
+        http.post("/v1/models/load", json={"model": "narrow"}).raise_for_status()
+        wait_until(lambda: workers() == 1, 20, "the model")
+
+
 def test_many_loops_share_one_slot(site: LoopSite) -> None:
     turn = {"calls": [["count", {}]]}
     found: list[dict[str, Any]] = []

@@ -129,7 +129,7 @@ class Runs:
         Return False if the slot is still in use, by an engine that does not block.
         """
         try:
-            while model.state == ModelState.READY:
+            while model.may_run:
                 if resumable := self._loop_turn(model):
                     run, permit = resumable
                     model.client_slots.resume(run.claim)
@@ -137,7 +137,7 @@ class Runs:
                     if self._start(model, run, run.resume):
                         return False
                     continue
-                if not self.accepts_work():
+                if not self.accepts_work() or model.state != ModelState.READY:
                     break
                 if (claimed := self._claim(model)) is None:
                     break
@@ -251,11 +251,14 @@ class Runs:
             self._loop.call_tools(LoopingRun(model, run))
 
     def has_slot(self, model_id: str) -> bool | None:
-        """Whether the model has a free slot; None if this worker has lost the model."""
+        """Whether the model has a free slot for a run that comes back from its tools.
+
+        None if this worker has lost the model.
+        """
         model = self._model_named(model_id)
         if model is None or model.has_failed_to_load:
             return None
-        return model.is_open
+        return model.may_resume
 
     def free_elsewhere(self, model_id: str) -> int:
         """Return how many slots of a model are free in other workers; 0 while Redis is away."""
@@ -274,7 +277,7 @@ class Runs:
         if model := self._model_named(model_id):
             model.missed_wake_up = True
             try:
-                if model.is_open:
+                if model.may_resume:
                     self._fill_slots(model)
             except DATABASE_UNAVAILABLE as exc:
                 logger.warning("cannot claim for %s: %s", model_id, exc)
