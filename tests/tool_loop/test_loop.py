@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.served_stack import wait_until
@@ -181,16 +182,16 @@ def test_the_slot_is_free_while_a_tool_runs(site: LoopSite) -> None:
 
 def test_a_model_is_unloaded_when_the_runs_that_call_tools_have_ended(site: LoopSite) -> None:
     turn = {"calls": [["count", {"sleep": 0.5, "mark": "unloaded"}]]}
-    id_ = created(site, site.request(turn, SAY, model="narrow", background=True))["id"]
-    wait_until(lambda: any(c.get("mark") == "unloaded" for c in site.tool.calls), 10, "the call")
-    with site.stack.http() as http:
+    body = site.request(turn, SAY, model="narrow")
+    with ThreadPoolExecutor(1) as pool, site.stack.http() as http:
 
         def workers() -> int:
             return int(http.get("/v1/models/narrow").json()["workers"])
 
+        response = pool.submit(created, site, body)
+        wait_until(lambda: any(c.get("mark") == "unloaded" for c in site.tool.calls), 10, "it")
         http.post("/v1/models/unload", json={"model": "narrow"}).raise_for_status()
-        assert ended(site, id_, 20)["status"] == "completed"
-        assert site.stack.row(id_)["attempt"] == 1
+        assert response.result(20)["status"] == "completed"
         wait_until(lambda: workers() == 0, 10, "the end of the model")
         http.post("/v1/models/load", json={"model": "narrow"}).raise_for_status()
         wait_until(lambda: workers() == 1, 20, "the model")

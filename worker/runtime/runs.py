@@ -247,8 +247,9 @@ class Runs:
         if permit.leave():
             self._changed()
         if calls_tools:
-            model.note_tools(1)
-            self._loop.call_tools(LoopingRun(model, run))
+            looping = LoopingRun(model, run)
+            looping.note(1)
+            self._loop.call_tools(looping)
 
     def has_slot(self, model_id: str) -> bool | None:
         """Whether the model has a free slot for a run that comes back from its tools.
@@ -347,6 +348,10 @@ class LoopingRun:
         """The id of its model."""
         return self.model.spec.id
 
+    def note(self, change: int) -> None:
+        """Have its model count it, by 1 or by -1."""
+        self.model.note_tools(change, may_restart=self.run.claim.may_restart)
+
 
 class ToolLoop:
     """The runs of this process that call tools or wait for their next turn.
@@ -391,7 +396,7 @@ class ToolLoop:
     def _call(self, looping: LoopingRun) -> None:
         try:
             if not looping.run.call_tools():
-                looping.model.note_tools(-1)
+                looping.note(-1)
                 self.forget(looping.run)
             elif looping.run.claim.may_restart and not self._slots.accepts_work():
                 self._end(looping, ShuttingDown())  # Another worker has the next turn.
@@ -422,7 +427,7 @@ class ToolLoop:
                 self._waiting.remove(found)
         if found is None:
             return None
-        found.model.note_tools(-1)
+        found.note(-1)
         return found.run
 
     def forget(self, run: Run) -> None:
@@ -431,7 +436,7 @@ class ToolLoop:
             self._runs.discard(run)
 
     def _end(self, looping: LoopingRun, error: Exception | None) -> None:
-        looping.model.note_tools(-1)
+        looping.note(-1)
         looping.run.end(error)
         self.forget(looping.run)
 

@@ -213,7 +213,7 @@ class ServedModel:
         self._is_closed = self._is_asleep = self._is_expected_back = False
         self._away_since = 0.0
         self._facts: FileFacts = {}
-        self._busy = self._reserved = self._calling_tools = 0
+        self._busy = self._reserved = self._calling_tools = self._awaited_loops = 0
         self._lets_loops_end = False
         self._run_s = 0.0
         self._recent_projects: dict[int, None] = {}
@@ -280,7 +280,7 @@ class ServedModel:
     @property
     def may_run(self) -> bool:
         """Whether runs may hold its slots; while it drains, those that come back from tools."""
-        is_awaited = self._lets_loops_end and self._calling_tools and self._engine is not None
+        is_awaited = self._lets_loops_end and self._awaited_loops and self._engine is not None
         return self.state == ModelState.READY or bool(is_awaited)
 
     @property
@@ -288,10 +288,14 @@ class ServedModel:
         """Whether a run that comes back from its tools may have a slot now."""
         return self.may_run and self.isolation.is_open and self.busy < self.spec.slots
 
-    def note_tools(self, change: int) -> None:
-        """Count the runs that have left their slots while tools are called: by 1 or by -1."""
+    def note_tools(self, change: int, *, may_restart: bool) -> None:
+        """Count the runs that have left their slots while tools are called: by 1 or by -1.
+
+        One that ``may_restart`` goes on elsewhere if the model is dropped; others are awaited.
+        """
         with self._changed:
             self._calling_tools += change
+            self._awaited_loops += 0 if may_restart else change
             self.used_at = time.monotonic()
             self._changed.notify_all()
 
@@ -409,7 +413,8 @@ class ServedModel:
         """Accept no new runs; return whether the active ones have ended within the time.
 
         ``reloads``: report the model as loading, because requests can wait for its next load.
-        ``lets_loops_end``: wait for runs without a slot too, and let them have their next turns.
+        ``lets_loops_end``: wait for runs without a slot too, unless they may restart, and let them
+        have their next turns.
         """
         with self._changed:
             if self._state == ModelState.READY:
@@ -418,7 +423,7 @@ class ServedModel:
                 self._on_change()
             self._lets_loops_end = lets_loops_end
             return self._changed.wait_for(
-                lambda: not (self._busy or (lets_loops_end and self._calling_tools)), timeout_s
+                lambda: not (self._busy or (lets_loops_end and self._awaited_loops)), timeout_s
             )
 
     def resume(self) -> None:
