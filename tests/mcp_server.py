@@ -199,7 +199,7 @@ async def misbehave(request: Request) -> Response:
     return PlainTextResponse("page")
 
 
-def useless_tools(url: str) -> list[tuple[str, dict[str, Any]]]:
+def useless_tools(url: str) -> list[tuple[Any, dict[str, Any]]]:
     """Return one tool, ``good``, and others that nobody can use."""
     nested: dict[str, Any] = {}
     for _ in range(40):
@@ -210,6 +210,7 @@ def useless_tools(url: str) -> list[tuple[str, dict[str, Any]]]:
         *(("deep", nested), ("wide", {"enum": ["x" * 40_000]})),
         *(("invalid", {"minProperties": "x"}), ("meta", {"$schema": url})),
         *(("elsewhere", {"$ref": url}), ("vast", {"default": 10**30})),
+        *((None, {}), ("no-object", {"type": "string"}), ("no-schema", {"properties": {"a": []}})),
     ]
 
 
@@ -222,7 +223,7 @@ def branching_schema(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": named, "unevaluatedProperties": False}
 
 
-def lie(message: dict[str, Any], schemas: list[tuple[str, dict[str, Any]]]) -> Response:
+def lie(message: dict[str, Any], schemas: list[tuple[Any, dict[str, Any]]]) -> Response:
     """Answer as a server whose list never ends, of tools with these names and schemas."""
     match message["method"]:
         case "initialize":

@@ -27,6 +27,7 @@ import anyio
 import httpx2
 import mcp_types
 import orjson
+from anyio.abc import ObjectReceiveStream
 from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.client import Client
@@ -34,6 +35,8 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import OAuthToken
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types.methods import validate_server_result
 from pydantic import ValidationError
 
 from inference_site.core.json_schemas import schema_errors
@@ -111,7 +114,8 @@ class CallResult:
 def list_tools(endpoint: Endpoint, limits: Limits) -> list[dict[str, Any]]:
     """Return the tools of a server as an ``mcp_list_tools`` item shows them. Raise McpError.
 
-    What exceeds a bound of this module is cut or left out. The texts are those of the server.
+    What exceeds a bound of this module is cut or left out, as is a tool that breaks the protocol.
+    The texts are those of the server.
     """
 
     async def use(client: Client, _traffic: Traffic) -> list[dict[str, Any]]:
@@ -185,6 +189,7 @@ async def _operate(endpoint: Endpoint, limits: Limits, use: _Use[T]) -> T:
                     tasks.start_soon(_watch, limits.is_cancelled, tasks.cancel_scope)
                     streams = _open(endpoint, transport, traffic)
                     async with Client(streams, cache=None) as client:
+                        traffic.version = client.protocol_version
                         results.append(await use(client, traffic))
                         scope.deadline = min(scope.deadline, anyio.current_time() + _CLOSE_S)
                     tasks.cancel_scope.cancel()
@@ -243,10 +248,40 @@ async def _open(
             endpoint.url, http_client=http_client, max_sse_event_size=traffic.limit
         )
     try:
-        async with connection as streams:
-            yield streams
+        async with connection as (received, sent):
+            yield _ValidTools(received, traffic), sent
     finally:
         await http_client.aclose()
+
+
+class _ValidTools(ObjectReceiveStream[SessionMessage | Exception]):
+    """What a server sends, without the tools of a list that break the protocol.
+
+    The SDK refuses a list with one such tool as a whole.
+    """
+
+    def __init__(self, received: Any, traffic: Traffic) -> None:  # The SDK exports no type of it.
+        self._received, self._traffic = received, traffic
+
+    async def receive(self) -> SessionMessage | Exception:
+        """Return the next message."""
+        received: SessionMessage | Exception = await self._received.receive()
+        match received:
+            case SessionMessage(mcp_types.JSONRPCResponse(result={"tools": list(tools)} as result)):
+                valid = [tool for tool in tools if self._is_valid({**result, "tools": [tool]})]
+                result["tools"] = valid
+        return received
+
+    def _is_valid(self, result: dict[str, Any]) -> bool:
+        try:
+            validate_server_result("tools/list", self._traffic.version, result)
+        except ValueError:
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._received.aclose()
 
 
 @dataclass(frozen=True, slots=True)

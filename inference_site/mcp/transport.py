@@ -22,10 +22,14 @@ from inference_site.core.host import resolve_within
 
 @dataclass(slots=True)
 class Traffic:
-    """What one operation has received. ``is_sent``: the call may have reached the server."""
+    """What one operation has received. ``is_sent``: the call may have reached the server.
+
+    ``version`` is that of the protocol, once the session is open.
+    """
 
     limit: int
     scope: anyio.CancelScope
+    version: str = ""
     bytes: int = 0
     status: int = 0
     is_sent: bool = False

@@ -264,7 +264,8 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
         and does not count, unless ``MAX_SPARED`` attempts are spared already.
         """
         held = self.running_attempt(public_id, worker, attempt)
-        changes: dict[str, Any] = {"alone_since": timezone.now()} if isolated else {}
+        # By the clock of the database, with which ``claim`` compares it.
+        changes: dict[str, Any] = {"alone_since": Now()} if isolated else {}
         if spared:
             changes["spared"] = Least(F("spared") + 1, MAX_SPARED)
         with release_connection_after():

@@ -154,6 +154,17 @@ def test_the_third_attempt_after_deaths_of_workers_is_isolated_and_the_last(
     assert (row.alone_since is not None) == is_isolated
 
 
+def test_an_isolated_attempt_waits_by_the_clock_of_the_database(
+    api_key: Key, worker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, now = running(api_key, worker), timezone.now()
+    monkeypatch.setattr(timezone, "now", lambda: now + timedelta(hours=1))
+    assert Generation.objects.requeue(row.public_id, worker, row.attempt, isolated=True)
+    row.refresh_from_db()
+    assert row.alone_since is not None
+    assert row.alone_since < now + timedelta(minutes=5)
+
+
 @pytest.mark.parametrize("kept_in", ["Redis", "the row"])
 def test_what_was_to_be_stopped_when_its_worker_died_is_not_tried_again(
     api_key: Key, worker: str, model: str, kept_in: str

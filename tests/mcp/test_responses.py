@@ -22,7 +22,7 @@ from tests.e2e.scripts import dicts
 from tests.mcp.conftest import ADD, SAY, McpSite, continued, kinds, posted, question_of
 from tests.served_stack import wait_until
 from tests.tool_loop.servers import play
-from tests.upstream_server import chunks, delta, finish, usage
+from tests.upstream_server import Talk, chunks, delta, finish, usage
 
 SECRET = "very-secret-token"
 GOLDEN = Path(__file__).parent / "golden_approval.jsonl"
@@ -126,6 +126,23 @@ def test_call_waits_for_its_approval_and_is_made_once(site: McpSite) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         site.respond(tool=asking, input=given, previous_response_id=first.id)
     assert raised.value.code == "approval_already_answered"
+    assert len(site.server.calls) == before + 1
+
+
+def test_approved_call_is_not_repeated_when_the_server_of_the_model_was_away_after_it(
+    site: McpSite,
+) -> None:
+    before = len(site.server.calls)
+    asking = site.tool(require_approval="always")
+    first = site.respond(ADD, SAY, tool=asking)
+    answer = {"type": "mcp_approval_response", "approval_request_id": first.output[1].id}
+    say = {"role": "user", "content": json.dumps([SAY])}
+    given: Any = [{**answer, "approve": True}, say]
+    site.model.answers = [*[Talk.reset] * 3, play]
+    second = site.respond(tool=asking, input=given, previous_response_id=first.id)
+    assert site.stack.row(second.id)["attempt"] == 2
+    assert kinds(second) == ["mcp_call", "message"]
+    assert "Outcome unknown" in json.dumps(dicts(second.output)[0]["error"])
     assert len(site.server.calls) == before + 1
 
 

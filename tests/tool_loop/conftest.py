@@ -14,6 +14,7 @@ def site() -> Iterator[LoopSite]:
     """A site with a counted tool, whose calls may take 2 s and return 4 KB."""
     limits = {"TOOL_TIMEOUT_S": "2", "TOOL_OUTPUT_BYTES": "4096", "TOOL_CALLS_MAX": "6"}
     with loop_site(**limits, DRAIN_TIMEOUT_S="15") as running:
+        running.stack.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
         yield running
 
 

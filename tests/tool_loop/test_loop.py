@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.served_stack import wait_until
@@ -177,6 +178,23 @@ def test_the_slot_is_free_while_a_tool_runs(site: LoopSite) -> None:
     assert quick["status"] == "completed"
     assert shown(site, id_)["status"] == "in_progress"
     assert ended(site, id_)["status"] == "completed"
+
+
+def test_a_model_is_unloaded_when_the_runs_that_call_tools_have_ended(site: LoopSite) -> None:
+    turn = {"calls": [["count", {"sleep": 0.5, "mark": "unloaded"}]]}
+    body = site.request(turn, SAY, model="narrow")
+    with ThreadPoolExecutor(1) as pool, site.stack.http() as http:
+
+        def workers() -> int:
+            return int(http.get("/v1/models/narrow").json()["workers"])
+
+        response = pool.submit(created, site, body)
+        wait_until(lambda: any(c.get("mark") == "unloaded" for c in site.tool.calls), 10, "it")
+        http.post("/v1/models/unload", json={"model": "narrow"}).raise_for_status()
+        assert response.result(20)["status"] == "completed"
+        wait_until(lambda: workers() == 0, 10, "the end of the model")
+        http.post("/v1/models/load", json={"model": "narrow"}).raise_for_status()
+        wait_until(lambda: workers() == 1, 20, "the model")
 
 
 def test_many_loops_share_one_slot(site: LoopSite) -> None:

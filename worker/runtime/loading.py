@@ -280,7 +280,9 @@ class ModelLoader:
         Return once none is left, or False if the worker stops before that. A run that was stopped
         cannot end, for example, while PostgreSQL is away.
         """
-        if not model.drain(settings.DRAIN_TIMEOUT_S, reloads=reloads):
+        # A run that calls tools during a reload has its next turn after that.
+        timeout_s = settings.DRAIN_TIMEOUT_S
+        if not model.drain(timeout_s, reloads=reloads, lets_loops_end=not reloads):
             self.worker.runs.stop(model)
         if model.drain(STOP_S, reloads=reloads):
             return True
@@ -320,7 +322,7 @@ class ModelLoader:
         def drop_when_idle(model: ServedModel) -> None:
             model.drain(0)
             self.worker.lease.renew()
-            while not model.drain(_POLL_S):
+            while not model.drain(_POLL_S, lets_loops_end=True):
                 if self.worker.stopped.is_set():
                     return
             self._drop(model)
@@ -455,7 +457,8 @@ class ModelLoader:
     def _evict(self, model: ServedModel, wanted: ServedModel) -> None:
         """Unload a model when its runs have ended, unless the other is no longer wanted by then."""
         logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
-        while not model.drain(_POLL_S, reloads=fleet.is_on_demand(model.spec)):
+        reloads = fleet.is_on_demand(model.spec)
+        while not model.drain(_POLL_S, reloads=reloads, lets_loops_end=True):
             if self.worker.stopped.is_set() or self.models.get(wanted.spec.id) is not wanted:
                 # It may also drain for an unload, a reload or another worker.
                 if not (model.is_leaving or self._changing(model.spec.id).locked()):

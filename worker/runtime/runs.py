@@ -129,7 +129,7 @@ class Runs:
         Return False if the slot is still in use, by an engine that does not block.
         """
         try:
-            while model.state == ModelState.READY:
+            while model.may_run:
                 if resumable := self._loop_turn(model):
                     run, permit = resumable
                     model.client_slots.resume(run.claim)
@@ -137,7 +137,7 @@ class Runs:
                     if self._start(model, run, run.resume):
                         return False
                     continue
-                if not self.accepts_work():
+                if not self.accepts_work() or model.state != ModelState.READY:
                     break
                 if (claimed := self._claim(model)) is None:
                     break
@@ -247,15 +247,19 @@ class Runs:
         if permit.leave():
             self._changed()
         if calls_tools:
-            model.note_tools(1)
-            self._loop.call_tools(LoopingRun(model, run))
+            looping = LoopingRun(model, run)
+            looping.note(1)
+            self._loop.call_tools(looping)
 
     def has_slot(self, model_id: str) -> bool | None:
-        """Whether the model has a free slot; None if this worker has lost the model."""
+        """Whether the model has a free slot for a run that comes back from its tools.
+
+        None if this worker has lost the model.
+        """
         model = self._model_named(model_id)
         if model is None or model.has_failed_to_load:
             return None
-        return model.is_open
+        return model.may_resume
 
     def free_elsewhere(self, model_id: str) -> int:
         """Return how many slots of a model are free in other workers; 0 while Redis is away."""
@@ -274,7 +278,7 @@ class Runs:
         if model := self._model_named(model_id):
             model.missed_wake_up = True
             try:
-                if model.is_open:
+                if model.may_resume:
                     self._fill_slots(model)
             except DATABASE_UNAVAILABLE as exc:
                 logger.warning("cannot claim for %s: %s", model_id, exc)
@@ -344,6 +348,10 @@ class LoopingRun:
         """The id of its model."""
         return self.model.spec.id
 
+    def note(self, change: int) -> None:
+        """Have its model count it, by 1 or by -1."""
+        self.model.note_tools(change, may_restart=self.run.claim.may_restart)
+
 
 class ToolLoop:
     """The runs of this process that call tools or wait for their next turn.
@@ -388,7 +396,7 @@ class ToolLoop:
     def _call(self, looping: LoopingRun) -> None:
         try:
             if not looping.run.call_tools():
-                looping.model.note_tools(-1)
+                looping.note(-1)
                 self.forget(looping.run)
             elif looping.run.claim.may_restart and not self._slots.accepts_work():
                 self._end(looping, ShuttingDown())  # Another worker has the next turn.
@@ -419,7 +427,7 @@ class ToolLoop:
                 self._waiting.remove(found)
         if found is None:
             return None
-        found.model.note_tools(-1)
+        found.note(-1)
         return found.run
 
     def forget(self, run: Run) -> None:
@@ -428,7 +436,7 @@ class ToolLoop:
             self._runs.discard(run)
 
     def _end(self, looping: LoopingRun, error: Exception | None) -> None:
-        looping.model.note_tools(-1)
+        looping.note(-1)
         looping.run.end(error)
         self.forget(looping.run)
 

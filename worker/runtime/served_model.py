@@ -213,7 +213,8 @@ class ServedModel:
         self._is_closed = self._is_asleep = self._is_expected_back = False
         self._away_since = 0.0
         self._facts: FileFacts = {}
-        self._busy = self._reserved = self._calling_tools = 0
+        self._busy = self._reserved = self._calling_tools = self._awaited_loops = 0
+        self._lets_loops_end = False
         self._run_s = 0.0
         self._recent_projects: dict[int, None] = {}
         self._changed = threading.Condition()
@@ -276,11 +277,27 @@ class ServedModel:
         """Whether a slot is busy, or a run without a slot comes back for its next turn."""
         return bool(self.busy or self._calling_tools)
 
-    def note_tools(self, change: int) -> None:
-        """Count the runs that have left their slots while tools are called: by 1 or by -1."""
+    @property
+    def may_run(self) -> bool:
+        """Whether runs may hold its slots; while it drains, those that come back from tools."""
+        is_awaited = self._lets_loops_end and self._awaited_loops and self._engine is not None
+        return self.state == ModelState.READY or bool(is_awaited)
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a run that comes back from its tools may have a slot now."""
+        return self.may_run and self.isolation.is_open and self.busy < self.spec.slots
+
+    def note_tools(self, change: int, *, may_restart: bool) -> None:
+        """Count the runs that have left their slots while tools are called: by 1 or by -1.
+
+        One that ``may_restart`` goes on elsewhere if the model is dropped; others are awaited.
+        """
         with self._changed:
             self._calling_tools += change
+            self._awaited_loops += 0 if may_restart else change
             self.used_at = time.monotonic()
+            self._changed.notify_all()
 
     @property
     def idle_s(self) -> float:
@@ -339,6 +356,7 @@ class ServedModel:
         if self._engine is None or not self._engine.sleep():
             return False
         self._is_asleep, self._is_expected_back, self._away_since = True, False, 0.0
+        self._lets_loops_end = False
         self._state, self._since = ModelState.SLEEPING, time.time()
         return True
 
@@ -389,17 +407,24 @@ class ServedModel:
         """Record that it could not be loaded, and why."""
         self._state, self.reason, self._since = ModelState.FAILED, reason, time.time()
 
-    def drain(self, timeout_s: float | None, *, reloads: bool = False) -> bool:
+    def drain(
+        self, timeout_s: float | None, *, reloads: bool = False, lets_loops_end: bool = False
+    ) -> bool:
         """Accept no new runs; return whether the active ones have ended within the time.
 
         ``reloads``: report the model as loading, because requests can wait for its next load.
+        ``lets_loops_end``: wait for runs without a slot too, unless they may restart, and let them
+        have their next turns.
         """
         with self._changed:
             if self._state == ModelState.READY:
                 self._state = ModelState.LOADING if reloads else ModelState.DRAINING
                 self._since = time.time()
                 self._on_change()
-            return self._changed.wait_for(lambda: self._busy == 0, timeout_s)
+            self._lets_loops_end = lets_loops_end
+            return self._changed.wait_for(
+                lambda: not (self._busy or (lets_loops_end and self._awaited_loops)), timeout_s
+            )
 
     def resume(self) -> None:
         """Accept runs again after a drain."""
@@ -448,7 +473,7 @@ class ServedModel:
         """Take a slot; return False if none is free. ``release_slot`` returns it."""
         with self._changed:
             self._reserved = max(0, self._reserved - 1)
-            if self.state != ModelState.READY or self._busy >= self.spec.slots:
+            if not self.may_run or self._busy >= self.spec.slots:
                 return False
             self._busy += 1
             return True

@@ -176,7 +176,10 @@ class SiteCalls:
             result = ToolResult("The arguments are no JSON object.", fields, is_error=True)
             return self._finished(row, result)
         if row.status != CallStatus.PLANNED and not tool.is_idempotent(call.name):
-            return self._finished(row, ToolResult(_UNKNOWN, is_error=True), is_unknown=True)
+            unknown = ToolResult(_UNKNOWN, is_error=True)
+            if row.status == CallStatus.DONE:  # Of a run in the foreground no result is stored.
+                return unknown
+            return self._finished(row, unknown, is_unknown=True)
         price = _price_of(self._options[call.tool], call.name)
         if not self._stored(lambda: ToolCall.objects.send(self._claim, row, arguments_hash, price)):
             raise StreamLost
