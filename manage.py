@@ -28,6 +28,7 @@ def _main() -> None:
     """Run the command; print one line for what an operator can mend, unless ``--traceback``."""
     if not _PROCESSES.intersection(sys.argv[1:2]):  # One line has the reason, at the end.
         logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+        logging.getLogger("inference_site.files.storage").setLevel(logging.CRITICAL)
     try:
         try:
             execute_from_command_line(sys.argv)

@@ -108,6 +108,8 @@ def test_a_role_that_may_create_no_tables_is_told_in_one_line(tmp_path: Path) ->
         ("beat", {"MODELS_FILE": "/nowhere"}, "MODELS_FILE: /nowhere: cannot be read"),
         ("web --wait-for-fd 99", {}, "argument --wait-for-fd: 99 is not open in this process"),
         ("web --skip-checks", {"STATIC_ROOT": "/nowhere"}, "STATIC_ROOT: run `manage.py collect"),
+        ("pull a/b", {"HF_ENDPOINT": "nope"}, "HF_ENDPOINT is not the address of a hub: nope."),
+        ("pull a/b", {"HF_ENDPOINT": "http://[::1"}, "HF_ENDPOINT is not the address of a hub: "),
         ("worker --loglevel loud", {}, "argument --loglevel: invalid choice: 'LOUD'"),
     ],
 )
