@@ -1,8 +1,10 @@
 #!/usr/bin/env python
 """Django's command line."""
 
+import errno
 import logging
 import os
+import signal
 import sys
 
 from inference_site.core.process_lifecycle import collect_rarely, give_large_blocks_back
@@ -26,9 +28,14 @@ def _main() -> None:
     """Run the command; print one line for what an operator can mend, unless ``--traceback``."""
     if not _PROCESSES.intersection(sys.argv[1:2]):  # One line has the reason, at the end.
         logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
+        logging.getLogger("inference_site.files.storage").setLevel(logging.CRITICAL)
     try:
-        execute_from_command_line(sys.argv)
-        sys.stdout.flush()
+        try:
+            execute_from_command_line(sys.argv)
+        finally:  # Also when a command ends by its exit status.
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # As a shell has it.
     except BrokenPipeError:  # The reader of the output has ended, as `head` does.
         if _PROCESSES.intersection(sys.argv[1:2]):
             raise
@@ -51,6 +58,8 @@ def _what_to_mend(error: Exception) -> str:
         return "An argument is not valid UTF-8."
     if _PROCESSES.intersection(sys.argv[1:2]):
         return ""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "No space is left on the disk that this writes to."
     import psycopg
     from django.db.migrations.exceptions import MigrationSchemaMissing
 

@@ -242,7 +242,7 @@ DATABASES = {
         "DISABLE_SERVER_SIDE_CURSORS": OutsideTransactions(),
     }
 }
-_threads = environment.number("WEB_THREADS", 8, minimum=1)
+_threads = environment.number("WEB_THREADS", 8, 1, 1_000)
 DATABASES["default"]["OPTIONS"] = {
     **DATABASES["default"].get("OPTIONS", {}),
     "connect_timeout": 2,
@@ -272,7 +272,7 @@ DATABASE_TIMEOUT_S = environment.number("DATABASE_TIMEOUT_S", 5, 1, _LONGEST_S)
 DATABASE_LONG_TIMEOUT_S = environment.number("DATABASE_LONG_TIMEOUT_S", 30, 1, _LONGEST_S)
 
 # How long a process waits for the answer to a command; a blocking read has that on top of its own.
-REDIS_TIMEOUT_S = environment.number("REDIS_TIMEOUT_S", 2, minimum=2)
+REDIS_TIMEOUT_S = environment.seconds("REDIS_TIMEOUT_S", 2, minimum=2)
 REDIS_URL = environment.redis("REDIS_URL", "redis://127.0.0.1:6379/0")
 # The three roles of Redis, each of which may live on servers of its own.
 BROKER_URL = environment.redis("BROKER_URL", REDIS_URL)
@@ -353,16 +353,16 @@ MAX_BODIES_BYTES = environment.number("MAX_BODIES_BYTES", 8 * MAX_BODY_BYTES, mi
 TOOL_CALLS_IN_CHOICES = environment.boolean("TOOL_CALLS_IN_CHOICES", False)
 # Whose pages may use the API from a browser; "*" is everybody's.
 CORS_ALLOWED_ORIGINS = environment.web_origins("CORS_ALLOWED_ORIGINS")
-BODY_TIMEOUT_S = environment.number("BODY_TIMEOUT_S", 120, minimum=1)
+BODY_TIMEOUT_S = environment.seconds("BODY_TIMEOUT_S", 120, minimum=1)
 # How long a connection may be without the complete head of a request.
-HEAD_TIMEOUT_S = environment.number("HEAD_TIMEOUT_S", 20, minimum=1)
+HEAD_TIMEOUT_S = environment.seconds("HEAD_TIMEOUT_S", 20, minimum=1)
 # The most connections of one address, and of one project, that a web process has open; 0: half of
 # all that it may have. WebSockets of a project have a bound of their own.
 CONNECTIONS_PER_ADDRESS = environment.number("CONNECTIONS_PER_ADDRESS", 0)
 CONNECTIONS_PER_PROJECT = environment.number("CONNECTIONS_PER_PROJECT", 0)
 WEBSOCKETS_PER_PROJECT = environment.number("WEBSOCKETS_PER_PROJECT", 200, minimum=1)
 # How long a client that reads nothing of its answer keeps its connection.
-READER_TIMEOUT_S = environment.number("READER_TIMEOUT_S", 60, minimum=1)
+READER_TIMEOUT_S = environment.seconds("READER_TIMEOUT_S", 60, minimum=1)
 QUEUE_LIMIT = environment.number("QUEUE_LIMIT", 2_000, minimum=1)
 # The part of a model's slots that background work leaves free while clients use the model.
 CLIENT_SLOTS_PERCENT = environment.number("CLIENT_SLOTS_PERCENT", 12)
@@ -370,15 +370,15 @@ CLIENT_SLOTS_PERCENT = environment.number("CLIENT_SLOTS_PERCENT", 12)
 RATE_LIMITS_FAIL_OPEN = environment.boolean("RATE_LIMITS_FAIL_OPEN", False)
 # What budgets hold back for an answer that may be of any length.
 RESERVED_OUTPUT_TOKENS = environment.number("RESERVED_OUTPUT_TOKENS", 512, minimum=1)
-QUEUE_TIMEOUT_S = environment.number("QUEUE_TIMEOUT_S", 600, minimum=1)
+QUEUE_TIMEOUT_S = environment.seconds("QUEUE_TIMEOUT_S", 600, minimum=1)
 TOOL_CALLS_MAX = environment.number("TOOL_CALLS_MAX", 50, minimum=1)
-TOOL_TIMEOUT_S = environment.number("TOOL_TIMEOUT_S", 60, minimum=1)
+TOOL_TIMEOUT_S = environment.seconds("TOOL_TIMEOUT_S", 60, minimum=1)
 TOOL_OUTPUT_BYTES = environment.number("TOOL_OUTPUT_BYTES", 256 * 1024, minimum=1024)
 # What one call costs, by the tool: web_search, file_search, or mcp:LABEL of a registered server.
 TOOL_PRICES = environment.amounts("TOOL_PRICES")
-DRAIN_TIMEOUT_S = environment.number("DRAIN_TIMEOUT_S", 30)
+DRAIN_TIMEOUT_S = environment.seconds("DRAIN_TIMEOUT_S", 30)
 # How long the server of a model may give no sign of life; 0: for ever.
-ENGINE_STALL_S = environment.number("ENGINE_STALL_S", 120)
+ENGINE_STALL_S = environment.seconds("ENGINE_STALL_S", 120)
 # A build of llama.cpp's server, in place of the one in the wheel.
 LLAMA_SERVER = environment.text("LLAMA_SERVER")
 # How long a turn waits for the worker that has its conversation in memory; 0: it does not.
@@ -393,22 +393,22 @@ MODEL_MEMORY_MIB = environment.number("MODEL_MEMORY_MIB", 0)
 GPU_MEMORY_MIB = environment.number("GPU_MEMORY_MIB", 0)
 # Whether a request has its model loaded, and how long it waits for that.
 LOAD_ON_DEMAND = environment.boolean("LOAD_ON_DEMAND", False)
-LOAD_WAIT_S = environment.number("LOAD_WAIT_S", 0)
+LOAD_WAIT_S = environment.seconds("LOAD_WAIT_S", 0)
 # How long a request of the foreground waits for the server of its model to come back.
-SERVER_WAIT_S = environment.number("SERVER_WAIT_S", 30)
+SERVER_WAIT_S = environment.seconds("SERVER_WAIT_S", 30)
 # How long generations and refused requests are kept; 0: for ever. The console has the same bound.
 _LONGEST_DAYS = 36_500
 USAGE_LOG_DAYS = environment.number("USAGE_LOG_DAYS", 0, 0, _LONGEST_DAYS)
 REFUSALS_DAYS = environment.number("REFUSALS_DAYS", 30, 0, _LONGEST_DAYS)
-RUN_TTL_S = environment.number("RUN_TTL_S", 86_400, minimum=60)
+RUN_TTL_S = environment.seconds("RUN_TTL_S", 86_400, minimum=60)
 # The most answers that are kept of one project for its idempotency keys.
 IDEMPOTENCY_KEYS = environment.number("IDEMPOTENCY_KEYS", 10_000, minimum=1)
 # How long a finished event log is kept: when its stream can be read again, and when it cannot.
-EVENT_LOG_TTL_S = environment.number("EVENT_LOG_TTL_S", 300, minimum=10)
-EVENT_LOG_LINGER_S = environment.number("EVENT_LOG_LINGER_S", 30, minimum=5)
+EVENT_LOG_TTL_S = environment.seconds("EVENT_LOG_TTL_S", 300, minimum=10)
+EVENT_LOG_LINGER_S = environment.seconds("EVENT_LOG_LINGER_S", 30, minimum=5)
 # The most bytes of requests and event logs that one project may have in an event log server.
 PROJECT_REDIS_BYTES = environment.number("PROJECT_REDIS_BYTES", 64 * 1024 * 1024, minimum=1)
-EVENT_LOG_PATIENCE_S = environment.number("EVENT_LOG_PATIENCE_S", 30, minimum=1)
+EVENT_LOG_PATIENCE_S = environment.seconds("EVENT_LOG_PATIENCE_S", 30, minimum=1)
 # Dotted paths of functions that see, change or drop what models yield: worker/runtime/hooks.py.
 ON_CHUNK = environment.text("ON_CHUNK")
 ON_DONE = environment.text("ON_DONE")
@@ -417,7 +417,7 @@ SAMPLING = environment.mapping("SAMPLING")
 # What images of requests may take, and where they are fetched from: worker/media.py.
 MEDIA_MAX_BYTES = environment.number("MEDIA_MAX_BYTES", 20 * 1024 * 1024, minimum=1)
 MEDIA_MAX_PIXELS = environment.number("MEDIA_MAX_PIXELS", 33_000_000, minimum=1)
-MEDIA_TIMEOUT_S = environment.number("MEDIA_TIMEOUT_S", 10, minimum=1)
+MEDIA_TIMEOUT_S = environment.seconds("MEDIA_TIMEOUT_S", 10, minimum=1)
 MEDIA_ALLOWED_HOSTS = environment.items("MEDIA_ALLOWED_HOSTS")
 MEDIA_ALLOW_PRIVATE = environment.boolean("MEDIA_ALLOW_PRIVATE", False)
 # The search engine of the tool web_search, and where pages may be read from.
@@ -438,9 +438,9 @@ MCP_ALLOWED_HOSTS = environment.items("MCP_ALLOWED_HOSTS")
 MCP_ALLOWED_NETWORKS = environment.networks("MCP_ALLOWED_NETWORKS")
 # Whether streams of responses end with "data: [DONE]", as all other streams do.
 RESPONSES_SEND_DONE = environment.boolean("RESPONSES_SEND_DONE", True)
-CONVERSATION_LOCK_WAIT_S = environment.number("CONVERSATION_LOCK_WAIT_S", 10)
+CONVERSATION_LOCK_WAIT_S = environment.seconds("CONVERSATION_LOCK_WAIT_S", 10)
 # For how long a stored response runs after its client has disconnected, unless one reads it again.
-DISCONNECT_GRACE_S = environment.number("DISCONNECT_GRACE_S", 0)
+DISCONNECT_GRACE_S = environment.seconds("DISCONNECT_GRACE_S", 0)
 WEB_THREADS = _threads
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import django.db
-import redis.exceptions
 from django.conf import settings
+from redis.exceptions import RedisError
 
 from inference_site.catalogue.fleet.leases import live_workers
 from inference_site.core.domain.errors import EngineError
 from inference_site.core.observability.outages import OutageLog
-from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
 from inference_site.files import storage
 from inference_site.runs.inner_runs import NoBudget, NotPossible
 from inference_site.vector_stores import chunks
@@ -95,7 +95,7 @@ class Indexing:
                     _Document(entry).index()
                 finally:
                     self._held.discard(entry.pk)
-            except (django.db.Error, redis.exceptions.RedisError) as exc:
+            except (django.db.Error, RedisError) as exc:
                 self._outage.failed(exc)
             except Exception:
                 logger.exception("indexing: failed")
@@ -144,7 +144,7 @@ class _Document:
             self._fail("invalid_file", str(exc))
         except NoBudget as exc:
             self._rest(_BUDGET_REST_S, exc)
-        except (EngineError, TimeoutError, django.db.Error, redis.exceptions.RedisError) as exc:
+        except (EngineError, TimeoutError, *DATABASE_UNAVAILABLE, RedisError) as exc:
             self._rest(_REST_S, exc)
         except Exception as exc:  # The boundary of a file.
             logger.exception("file %s could not be indexed", self._entry)

@@ -9,6 +9,7 @@ use; a file that an entry uses is no model of its own.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -306,9 +307,16 @@ def _normalized(name: str) -> str:
 def catalogue() -> Catalogue:
     """Return this process's catalogue. Raise ImproperlyConfigured for a bad file."""
     path: Path | None = settings.MODELS_FILE
-    entries, routes = read_models_and_routes(path) if path is not None else ([], [])
+    try:
+        entries, routes = read_models_and_routes(path) if path is not None else ([], [])
+    except ImproperlyConfigured as exc:
+        if isinstance(exc.__cause__, OSError):
+            raise ImproperlyConfigured(f"MODELS_FILE: {exc}") from exc
+        raise
     demo = demo_specs() if settings.DEMO_MODEL else []
     folder = Path(settings.MODELS_DIR)
+    if os.path.isfile(folder):  # Whether or not this user may read it.
+        raise ImproperlyConfigured(f"MODELS_DIR: {folder} is not a folder.")
     return Catalogue(entries, ModelsFolder(folder), discover(folder), demo, routes)
 
 

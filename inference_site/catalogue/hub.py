@@ -158,6 +158,8 @@ def fetch(
             why = "does not exist, or needs a token in HF_TOKEN"
             message = f"{repository} {why} ({response.status_code} from {response.url.host})."
         raise HubError(message) from exc
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
+        raise HubError(f"HF_ENDPOINT is not the address of a hub: {_endpoint()}.") from exc
     except httpx.HTTPError as exc:
         raise HubError(f"{_endpoint()} does not answer: {exc or type(exc).__name__}.") from exc
     except (OSError, ValueError) as exc:

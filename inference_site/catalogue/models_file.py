@@ -55,7 +55,17 @@ _DEFAULT = ModelSpec(id="", engine="llama_cpp")
 
 
 class _Loader(_SafeLoader):  # type: ignore[misc]  # Its base is one of two.
-    """Names the line of a value that YAML takes for a date or number, and that is none."""
+    """Reads keys as they are written, such as the ids ``007``, ``yes`` and ``2026-01-01``.
+
+    It names the line of a value that YAML takes for a date or number, and that is none.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
+        self.flatten_mapping(node)  # It merges what the key ``<<`` names.
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -269,6 +279,8 @@ def read_models_and_routes(path: Path) -> tuple[list[ModelSpec], list[Route]]:
     def resolve(file: str, _endings: Sequence[str]) -> str:
         # ``manage.py pull`` stores hf:owner/name/file in MODELS_DIR. Other paths are relative to
         # the models file and may lead anywhere: the owner of the host writes this file.
+        if "\0" in file:
+            raise ValueError("a path has no NUL")
         if file.startswith("hf:"):
             return str(Path(settings.MODELS_DIR) / file.removeprefix("hf:"))
         return str(path.parent / file)
@@ -281,7 +293,7 @@ def read_models_and_routes(path: Path) -> tuple[list[ModelSpec], list[Route]]:
         line = exc.problem_mark.line + 1 if exc.problem_mark else 1
         raise ImproperlyConfigured(f"{path}:{line}: is not YAML: {exc.problem}.") from exc
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        raise ImproperlyConfigured(f"{path}: cannot be read: {exc}") from exc
+        raise ImproperlyConfigured(f"{path}: cannot be read: {exc}.") from exc
     except RecursionError as exc:
         raise ImproperlyConfigured(
             f"{path}: an alias is in the mapping that it stands for."
@@ -332,17 +344,14 @@ def _read_document(document: Any, resolve: ResolvePath) -> tuple[list[ModelSpec]
     if not isinstance(models, dict) or not models:
         raise InvalidSetting(("models",), "must map model ids to their settings")
     if unknown := document.keys() - {"models"}:
-        raise InvalidSetting((str(min(unknown, key=str)),), "unknown key")
+        raise InvalidSetting((min(unknown),), "unknown key")
     entries: dict[str, dict[str, Any]] = {}
     for id_, value in models.items():
-        if not is_model_id(str(id_)):
-            raise InvalidSetting(
-                ("models", str(id_)), f"an id has 1 to {MAX_ID} printable characters"
-            )
-        entry = {"file": value} if isinstance(value, str) else value
-        if not isinstance(entry, dict):
-            raise InvalidSetting(("models", str(id_)), "must be a mapping, or the name of a file")
-        entries[str(id_)] = {str(name): value for name, value in entry.items()}
+        if not is_model_id(id_):
+            raise InvalidSetting(("models", id_), f"an id has 1 to {MAX_ID} printable characters")
+        entries[id_] = {"file": value} if isinstance(value, str) else value
+        if not isinstance(entries[id_], dict):
+            raise InvalidSetting(("models", id_), "must be a mapping, or the name of a file")
     specs, routes = {}, []
     for id_, entry in entries.items():
         if "route" not in entry:

@@ -32,6 +32,9 @@ _ORIGIN = re.compile(r"https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1
 _WEB_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 """Browsers send no path; extensions and desktop programs have schemes of their own."""
 MAX_PORT = 65_535
+_NUMBER = re.compile("[0-9]{1,18}")
+_LONGEST_S = 10**9
+"""31 years: sockets, locks and Redis take it, and it leads to no time that PostgreSQL lacks."""
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _given: dict[str, str] = {}
 _served: dict[str, str] = {}
@@ -71,12 +74,17 @@ def boolean(name: str, default: bool) -> bool:
 def number(name: str, default: int, minimum: int = 0, maximum: float = math.inf) -> int:
     """Return a whole number. Raise ImproperlyConfigured for anything else."""
     value = text(name, str(default))
-    if not value.isdecimal() or not minimum <= int(value) <= maximum:
+    if not _NUMBER.fullmatch(value) or not minimum <= int(value) <= maximum:
         most = "" if maximum == math.inf else f" to {maximum}"
         raise ImproperlyConfigured(
             f"{name}: expected a whole number from {minimum}{most}, got {value!r}."
         )
     return int(value)
+
+
+def seconds(name: str, default: int, minimum: int = 0) -> int:
+    """Return a time in whole seconds. Raise ImproperlyConfigured for anything else."""
+    return number(name, default, minimum, _LONGEST_S)
 
 
 def port(name: str, default: int, minimum: int = 1) -> int:
@@ -188,16 +196,26 @@ def database(url: str) -> dict[str, Any]:
 def redis(name: str, default: str) -> str:
     """Return an address of Redis. Raise ImproperlyConfigured for anything else."""
     url = text(name, default)
-    _check_address(name, url, _REDIS_SCHEMES)
+    _check_redis(name, url)
     return url
 
 
 def redis_servers(name: str, default: str) -> list[str]:
-    """Return addresses of Redis separated by commas. Raise ImproperlyConfigured."""
+    """Return addresses of Redis separated by commas, one at least. Raise ImproperlyConfigured."""
     urls = items(name, default)
-    for url in urls:
-        _check_address(name, url, _REDIS_SCHEMES)
+    for url in urls or [""]:
+        _check_redis(name, url)
     return urls
+
+
+def _check_redis(name: str, url: str) -> None:
+    _check_address(name, url, _REDIS_SCHEMES)
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    if not (path if parts.scheme == "unix" else not path or path.isdecimal()):
+        raise ImproperlyConfigured(
+            f"{name}: expected unix:///PATH, or the number of a database after redis://HOST/."
+        )
 
 
 def _check_address(name: str, url: str, schemes: Sequence[str]) -> None:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from django.db import DatabaseError, connection, transaction
+from django.conf import settings
+from django.db import DatabaseError, ProgrammingError, connection, transaction
 from django.db.models import Sum
 from psycopg import sql
 
@@ -305,6 +306,20 @@ def require_pgvector() -> None:
         raise UnavailableError(
             "This site has no vector stores: its PostgreSQL server lacks the extension 'vector' "
             "(pgvector), or the site may not create it.",
+            code="vector_stores_unavailable",
+        ) from exc
+
+
+def require_language() -> None:
+    """Raise UnavailableError if PostgreSQL does not know ``VECTOR_STORE_LANGUAGE``."""
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT %s::regconfig", [settings.VECTOR_STORE_LANGUAGE])
+    except ProgrammingError as exc:
+        logger.error("VECTOR_STORE_LANGUAGE: %s", exc)
+        raise UnavailableError(
+            "This site has no vector stores: its setting VECTOR_STORE_LANGUAGE is no text search "
+            "configuration of its PostgreSQL server.",
             code="vector_stores_unavailable",
         ) from exc
 

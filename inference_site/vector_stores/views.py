@@ -45,7 +45,7 @@ from inference_site.vector_stores.models import (
     VectorStoreFile,
     VectorStoreFileQuerySet,
 )
-from inference_site.vector_stores.search import require_pgvector
+from inference_site.vector_stores.search import require_language, require_pgvector
 from inference_site.vector_stores.wire import (
     ContentText,
     DeletedStore,
@@ -88,6 +88,7 @@ class VectorStoresView(ApiView):
         """
         body, caller = self.parse(StoreRequest, request.data), caller_of(request)
         require_pgvector()
+        require_language()
         now = timezone.now()
         store = VectorStore(
             public_id=new_id("vs_"),

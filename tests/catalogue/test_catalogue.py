@@ -197,7 +197,9 @@ def test_an_absolute_path_stays_as_it_is(models_file: Path) -> None:
             "models: {m: {engine: scripted, lora_adapters: {x: a.gguf}}}",
             "models.m.lora_adapters: scripted applies no adapters; llama_cpp would.",
         ),
-        ("models:\n  2026-02-30: a.gguf", ":2: is not YAML: day is out of range for month."),
+        ("models:\n  m: 2026-02-30", ":2: is not YAML: day is out of range for month."),
+        ("models:\n  ok: {}\n  007: {slot: 4}", ":3: models.007.slot: unknown key."),
+        ('models: {m: {file: "a\\0.gguf"}}', ":1: models.m.file: a path has no NUL."),
         ("models: &a {m: *a}", ": an alias is in the mapping that it stands for."),
     ],
 )
@@ -229,6 +231,24 @@ def test_a_key_is_not_shown_when_a_model_is_printed(models_file: Path) -> None:
     [spec] = read_models_file(models_file)
     assert "sk-secret" not in repr(spec)
     assert spec.options["api_key"].get_secret_value() == "sk-secret"
+
+
+def test_an_id_is_what_is_written(models_file: Path) -> None:
+    models_file.write_text("7: a.gguf\n007: b.gguf\nyes: c.gguf\n1.0: d.gguf\n2026-02-30: e.gguf")
+    ids = ["7", "007", "yes", "1.0", "2026-02-30"]
+    assert [spec.id for spec in read_models_file(models_file)] == ids
+    assert list(entry_lines(models_file).values()) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.usefixtures("fresh_catalog")
+def test_an_error_of_a_file_or_folder_names_its_setting(settings: Settings, tmp_path: Path) -> None:
+    settings.MODELS_FILE, settings.MODELS_DIR = tmp_path / "none", tmp_path
+    with pytest.raises(ImproperlyConfigured, match=r"^MODELS_FILE: .*none: cannot be read"):
+        catalogue()
+    settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path / "file"
+    settings.MODELS_DIR.touch()
+    with pytest.raises(ImproperlyConfigured, match=r"^MODELS_DIR: .*file is not a folder"):
+        catalogue()
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00models"])

@@ -103,6 +103,13 @@ def test_a_role_that_may_create_no_tables_is_told_in_one_line(tmp_path: Path) ->
             "EMAIL_USE_TLS and EMAIL_USE_SSL: set one of them",
         ),
         ("usage", {"DATABASE_URL": "postgresql://db"}, "DATABASE_URL: expected an address that"),
+        ("usage", {"QUEUE_TIMEOUT_S": "9" * 12}, "QUEUE_TIMEOUT_S: expected a whole number from 1"),
+        ("usage", {"EVENT_LOG_URLS": ","}, "EVENT_LOG_URLS: expected an address that begins"),
+        ("beat", {"MODELS_FILE": "/nowhere"}, "MODELS_FILE: /nowhere: cannot be read"),
+        ("web --wait-for-fd 99", {}, "argument --wait-for-fd: 99 is not open in this process"),
+        ("web --skip-checks", {"STATIC_ROOT": "/nowhere"}, "STATIC_ROOT: run `manage.py collect"),
+        ("pull a/b", {"HF_ENDPOINT": "nope"}, "HF_ENDPOINT is not the address of a hub: nope."),
+        ("pull a/b", {"HF_ENDPOINT": "http://[::1"}, "HF_ENDPOINT is not the address of a hub: "),
         ("worker --loglevel loud", {}, "argument --loglevel: invalid choice: 'LOUD'"),
     ],
 )
@@ -196,6 +203,19 @@ def test_a_reader_that_has_ended_is_no_fault(tmp_path: Path) -> None:
     done = manage_into(writer, tmp_path, "openapi", SECRET_KEY="x" * 50)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = manage_into(full.fileno(), tmp_path, "help", SECRET_KEY="x" * 50)
+    told = "CommandError: No space is left on the disk that this writes to.\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_an_interrupted_command_prints_nothing(tmp_path: Path) -> None:
+    interrupt = "import signal; signal.raise_signal(signal.SIGINT)"
+    done = manage(tmp_path, "shell", "--no-imports", "-c", interrupt, SECRET_KEY="x" * 50)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_the_traceback_is_shown_when_it_is_asked_for(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_number_is_read_or_defaulted(
     assert environment.number(NAME, 7) == expected
 
 
-@pytest.mark.parametrize("value", ["4", "-5", "1.5", "5s", "1e3", "five", "²"])
+@pytest.mark.parametrize("value", ["4", "-5", "1.5", "5s", "1e3", "five", "²", "١٢", "9" * 5000])
 def test_a_number_below_the_minimum_or_none_at_all_is_named(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
@@ -145,6 +145,14 @@ def test_a_number_above_the_maximum_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected .* from 5 to 9, got '10'"):
         environment.number(NAME, 7, 5, 9)
     assert environment.number(NAME, 7, 5, 10) == 10
+
+
+def test_a_time_is_one_that_sockets_and_timestamps_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, "1000000000")
+    assert environment.seconds(NAME, 7) == 10**9
+    given(monkeypatch, "1000000001")
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected .* from 2 to 1000000000, "):
+        environment.seconds(NAME, 7, 2)
 
 
 @pytest.mark.parametrize("value", ["app.example", "https://app.example/", "https://a/b", "*.a"])
@@ -235,8 +243,27 @@ def test_what_is_no_address_of_redis_is_told_without_its_password(
         assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["redis://db/site", "redis://db/-1", "redis://db/0/1", "unix://"])
+def test_a_redis_has_a_number_or_a_path(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    given(monkeypatch, url)
+    for read in (environment.redis, environment.redis_servers):
+        with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected unix:///PATH, or the"):
+            read(NAME, "")
+
+
+def test_a_list_of_redis_servers_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, ",")
+    with pytest.raises(ImproperlyConfigured, match=f"{NAME}: expected an address"):
+        environment.redis_servers(NAME, "redis://db")
+
+
 def test_addresses_of_redis_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for url in ("redis://db", "rediss://:p@db:6380/1", "unix:///run/redis.sock?db=2"):
+    for url in (
+        "redis://db",
+        "redis://db/",
+        "rediss://:p@db:6380/1",
+        "unix:///run/redis.sock?db=2",
+    ):
         given(monkeypatch, url)
         assert environment.redis(NAME, "") == url
         assert environment.redis_servers(NAME, "") == [url]

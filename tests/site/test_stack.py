@@ -96,9 +96,9 @@ def test_without_a_file_for_the_first_key_there_is_neither_key_nor_admin(tmp_pat
     assert create_first_secrets(tmp_path) == FirstSecrets(None, None)
 
 
-@pytest.mark.parametrize("port", [-1, 65_536])
+@pytest.mark.parametrize("port", [-1, 0, 65_536])
 def test_a_port_that_there_is_not_is_told(port: int) -> None:
-    with pytest.raises(ServiceError, match=f":{port}: a port is from 0 to 65535"):
+    with pytest.raises(ServiceError, match=f":{port}: a port is from 1 to 65535"):
         listening_socket("127.0.0.1", port)
 
 

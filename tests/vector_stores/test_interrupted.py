@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import time
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from django.db import transaction
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
+from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile
@@ -23,6 +26,7 @@ from inference_site.vector_stores.models import (
     VectorStore,
     VectorStoreFile,
 )
+from inference_site.vector_stores.search import require_language
 from tests.waiting import wait_for_a_wait
 from worker.indexing import Indexing, _Document
 
@@ -78,6 +82,30 @@ def test_a_run_that_was_lost_is_repeated_and_one_that_failed_is_not(
     assert indexed_with(503, "worker_unavailable") == IndexingStatus.FAILED
     VectorStoreFile.objects.update(status=IndexingStatus.IN_PROGRESS, attempts=0)
     assert indexed_with(500, "model_error") == IndexingStatus.FAILED
+
+
+def test_a_statement_that_postgresql_refuses_is_not_repeated_for_ever(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt computes the embeddings again, which the project pays for."""
+    VectorStore.objects.update(language="klingon")
+    monkeypatch.setattr(_Document, "_embed", lambda _, texts: [array("f", [1, 0])] * len(texts))
+    for _ in range(MAX_ATTEMPTS):
+        VectorStoreFile.objects.update(worked_until=None)
+        claim = claimed()
+        assert claim is not None
+        _Document(claim).index()
+    entry.refresh_from_db()
+    assert IndexingStatus(entry.status) == IndexingStatus.FAILED
+
+
+def test_a_language_that_postgresql_does_not_know_is_told_before_a_store_is_made(
+    entry: VectorStoreFile, settings: Settings
+) -> None:
+    require_language()
+    settings.VECTOR_STORE_LANGUAGE = "klingon"
+    with pytest.raises(UnavailableError, match="its setting VECTOR_STORE_LANGUAGE is no text"):
+        require_language()
 
 
 def test_a_claim_that_its_worker_does_not_know_of_is_over(entry: VectorStoreFile) -> None:

@@ -99,10 +99,13 @@ class Hooks:
 def check_hooks() -> None:
     """Import the hooks. Raise ImproperlyConfigured for a wrong path."""
     for name in ("ON_CHUNK", "ON_DONE"):
+        path: str = getattr(settings, name)
         try:
-            _load(getattr(settings, name))
+            hook = _load(path)
         except ImportError as exc:
             raise ImproperlyConfigured(f"{name}: {exc}.") from exc
+        if path and not callable(hook):
+            raise ImproperlyConfigured(f"{name}: {path} is not a function.")
 
 
 def hooks_for(context: HookContext) -> Hooks | None:

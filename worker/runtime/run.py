@@ -506,8 +506,11 @@ class Run:
                     sent = sent_so_far(read_log(self.claim.public_id))
                 except redis.exceptions.RedisError:
                     sent = Sent()
-                with release_connection_after():
-                    self._assembler, first = recovered(kind, self.claim.public_id, sent)
+                try:
+                    with release_connection_after():
+                        self._assembler, first = recovered(kind, self.claim.public_id, sent)
+                except DATABASE_UNAVAILABLE:  # Maintenance ends the stored response.
+                    first = sent.next
                 self.stream.start_at(first)
             if self._assembler is not None:
                 return self._assembler.fail(error)

@@ -20,6 +20,7 @@ from django.db.models import QuerySet
 
 from inference_site.batches.models import Batch
 from inference_site.cases.models import CaseRun, RunState
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_store.entries import watch_models
 from inference_site.console.alarms.evaluation import evaluate
 from inference_site.core.observability.metrics import MAINTENANCE_DONE, serve_beat_metrics
@@ -68,6 +69,7 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         set_statement_timeout(settings.DATABASE_TIMEOUT_S)
+        catalogue()  # A bad models file would fail the jobs one by one.
         wait_for_migrations(options)
         watch_models()
         serve_beat_metrics()

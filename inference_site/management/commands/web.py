@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from argparse import ArgumentTypeError
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -32,12 +34,12 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=8000)
         parser.add_argument(
             "--fd",
-            type=int,
+            type=_open_file,
             help="an inherited IPv4 socket that listens already, instead of --host and --port",
         )
         parser.add_argument(
             "--wait-for-fd",
-            type=int,
+            type=_open_file,
             help="an inherited pipe: start only after its other end is closed",
         )
         add_wait_option(parser)
@@ -50,6 +52,9 @@ class Command(BaseCommand):
             settings.SECRET_KEY  # noqa: B018  # Django refuses an empty one when it is read.
         except ImproperlyConfigured as exc:
             raise CommandError(f"{exc} See docs/settings.md.") from exc
+        root = settings.STATIC_ROOT
+        if root and not Path(root, "staticfiles.json").is_file():  # Each page would fail.
+            raise CommandError(f"STATIC_ROOT: run `manage.py collectstatic` to fill {root}.")
         status.register()
 
         def wait() -> None:
@@ -62,3 +67,13 @@ class Command(BaseCommand):
         run_server(host, port, fd, wait)
         exit_within(_ENDS_S, status=0)
         refusal_writer.stop()
+
+
+def _open_file(text: str) -> int:
+    """Return a descriptor that this process has."""
+    descriptor = int(text)
+    try:
+        os.fstat(descriptor)
+    except (OSError, OverflowError) as exc:
+        raise ArgumentTypeError(f"{text} is not open in this process") from exc
+    return descriptor

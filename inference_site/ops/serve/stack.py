@@ -219,10 +219,12 @@ def listening_socket(host: str, port: int) -> socket.socket | None:
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        if port == 0:  # The system would choose one, and nobody would know it.
+            raise OverflowError
         listening.bind((host, port))
     except (OSError, OverflowError) as exc:
         listening.close()
-        why = getattr(exc, "strerror", None) or "a port is from 0 to 65535"
+        why = getattr(exc, "strerror", None) or "a port is from 1 to 65535"
         raise ServiceError(
             f"Cannot listen on {host}:{port}: {why}. Choose another with --port."
         ) from exc

@@ -546,6 +546,16 @@ def test_an_argument_that_a_build_does_not_know_is_refused_at_load() -> None:
         load_engine(replace(SPEC, options={"llama_server": build}))
 
 
+def test_a_command_whose_quotes_do_not_close_is_told_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(EngineLoadError, match="'llama_server' cannot be read: No closing quot"):
+        load_engine(replace(SPEC, options={"llama_server": "'"}))
+    monkeypatch.setattr(server_settings, "llama_server", "'")
+    with pytest.raises(EngineLoadError, match="LLAMA_SERVER cannot be read: No closing quotation"):
+        load_engine(SPEC)
+
+
 def test_a_server_whose_port_was_taken_meanwhile_is_started_at_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

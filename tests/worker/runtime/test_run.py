@@ -231,6 +231,23 @@ def test_a_lost_document_fails_the_generation_as_retryable(start: Start) -> None
     assert attempt.stream.ending.status == 503
 
 
+def test_a_failure_of_a_response_is_told_while_the_database_is_away(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise OperationalError("down")
+
+    attempt = start()
+    client_for(attempt.id).delete(document_key(attempt.id))
+    attempt.claim = replace(attempt.claim, kind="response")
+    monkeypatch.setattr(run, "recovered", away)
+    row = attempt.drive()
+    assert (row.status, row.error_code) == (Status.FAILED, "worker_unavailable")
+    ending = attempt.stream.ending
+    assert ending.status == 503
+    assert json.loads(ending.body)["error"]["code"] == "worker_unavailable"
+
+
 @pytest.mark.parametrize("stays_away", [False, True])
 def test_a_document_out_of_reach_is_waited_for_and_then_counts_as_lost(
     start: Start, monkeypatch: pytest.MonkeyPatch, settings: Settings, stays_away: bool

@@ -427,7 +427,11 @@ def checked(spec: ModelSpec) -> list[str]:
     """
     options = LlamaCppOptions.of(spec)
     if build := options.llama_server or server_settings.llama_server:
-        program = shlex.split(build)
+        try:
+            program = shlex.split(build)
+        except ValueError as exc:
+            name = "'llama_server'" if options.llama_server else "LLAMA_SERVER"
+            raise EngineLoadError(f"Model '{spec.id}': {name} cannot be read: {exc}.") from exc
     elif find_spec("xllamacpp") is None:
         raise ImportError("No module named 'xllamacpp'")
     else:
