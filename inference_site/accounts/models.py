@@ -291,6 +291,12 @@ class BudgetSpend(models.Model):
     reserved = models.DecimalField(max_digits=24, decimal_places=9, default=0)
 
     class Meta:
+        indexes = [
+            # Alarms read the current periods of all budgets.
+            models.Index(
+                fields=["start"], condition=models.Q(value=""), name="budget_spend_by_start"
+            ),
+        ]
         constraints = [
             models.UniqueConstraint(fields=["budget", "start", "value"], name="budget_spend_once"),
         ]
