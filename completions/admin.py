@@ -14,7 +14,7 @@ from completions.storage import with_previews
 from inference_site.cases.judging import text_of
 from inference_site.cases.models import SavedAnswer
 from inference_site.cases.sources import CaseSourceAdmin
-from inference_site.core.admin_pages.base_admin import SinceFilter
+from inference_site.core.admin_pages.base_admin import RelatedFilter, SinceFilter
 from inference_site.core.admin_pages.labels import (
     Bubble,
     Piece,
@@ -34,7 +34,7 @@ class StoredCompletionAdmin(CaseSourceAdmin):
 
     case_endpoint = "/v1/chat/completions"
     list_display = ("short_id", "time", "project", "model", "shown_rating", "shown_metadata")
-    list_filter = (RatingFilter, ModelFilter, SinceFilter, "project")
+    list_filter = (RatingFilter, ModelFilter, SinceFilter, ("project", RelatedFilter))
     list_select_related = ("project",)
     fields = ("public_id", "project", "model", "metadata", "created_at")
     change_form_template = "completions/admin/stored_completion.html"

@@ -245,7 +245,7 @@ def prune(until: float) -> int:
     Return their number.
     """
     deleted = 0
-    for project, since in retention_cutoffs("completions_days"):
+    for project, since in retention_cutoffs("completions_days", until):
         # The index of a project's rows is in the order of their ids.
         rows = StoredCompletion.objects.filter(project=project)
         deleted += delete_older(rows, since, until, _BATCH)

@@ -170,6 +170,7 @@ UNFOLD = {
     "LOGIN": {"form": "inference_site.console.people.login.LoginForm"},
     "STYLES": [lambda _: static("console/admin.css")],
     "SCRIPTS": [
+        lambda _: static("console/boxes.js"),
         lambda _: static("console/landmarks.js"),
         lambda _: static("console/once.js"),
         lambda _: static("console/palette.js"),

@@ -138,7 +138,7 @@ def prune(until: float) -> int:
 
 def _prune_responses(until: float) -> int:
     deleted = 0
-    for project, since in retention_cutoffs("responses_days"):
+    for project, since in retention_cutoffs("responses_days", until):
         ended = StoredResponse.objects.filter(project=project, status__in=ENDED, deleted_at=None)
         rows = ended.filter(created_at__lt=since).order_by("created_at", "pk")
         while found := list(rows[:_BATCH]):
@@ -151,14 +151,12 @@ def _prune_responses(until: float) -> int:
                         return deleted
             if time.monotonic() >= until:
                 return deleted
-        if time.monotonic() >= until:
-            return deleted
     return deleted
 
 
 def _prune_conversations(until: float) -> int:
     deleted = 0
-    for project, since in retention_cutoffs("conversations_days"):
+    for project, since in retention_cutoffs("conversations_days", until):
         # Those without a running or newer response.
         own = StoredResponse.objects.filter(conversation=OuterRef("pk"))
         later, running = own.filter(created_at__gte=since), own.exclude(status__in=ENDED)
@@ -174,8 +172,6 @@ def _prune_conversations(until: float) -> int:
                 deleted += 1
                 if time.monotonic() >= until:
                     return deleted
-        if time.monotonic() >= until:
-            break
     return deleted
 
 

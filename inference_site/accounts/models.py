@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import random
+import time
+from collections.abc import Iterator
 from decimal import Decimal
 
 from django.conf import settings
@@ -291,6 +294,12 @@ class BudgetSpend(models.Model):
     reserved = models.DecimalField(max_digits=24, decimal_places=9, default=0)
 
     class Meta:
+        indexes = [
+            # Alarms read the current periods of all budgets.
+            models.Index(
+                fields=["start"], condition=models.Q(value=""), name="budget_spend_by_start"
+            ),
+        ]
         constraints = [
             models.UniqueConstraint(fields=["budget", "start", "value"], name="budget_spend_once"),
         ]
@@ -299,14 +308,19 @@ class BudgetSpend(models.Model):
         return f"{self.budget.shown(self.spent)} since {self.start}"
 
 
-def retention_cutoffs(kind: RetentionKind) -> list[tuple[int, dt.datetime]]:
-    """Return (project id, cutoff) of each project with a retention; older objects may be deleted.
+def retention_cutoffs(
+    kind: RetentionKind, until: float = math.inf
+) -> Iterator[tuple[int, dt.datetime]]:
+    """Yield (project id, cutoff) of each project with a retention; older objects may be deleted.
 
-    A project's own retention takes precedence over the site's. The order is random, so that no
-    project is always the last when a deletion run ends early.
+    None but the first follows once the monotonic clock has passed ``until``. The order is random,
+    so that no project is always the last.
     """
     now, site_days = timezone.now(), retention_days(kind)
     rows = list(Project.objects.values_list("pk", kind))
     random.shuffle(rows)
-    days = ((pk, site_days if own is None else own) for pk, own in rows)
-    return [(pk, now - dt.timedelta(days=count)) for pk, count in days if count]
+    for pk, own in rows:
+        if days := site_days if own is None else own:
+            yield pk, now - dt.timedelta(days=days)
+            if time.monotonic() >= until:
+                return

@@ -25,6 +25,7 @@ from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
     KeysetAdmin,
+    RelatedFilter,
     SinceFilter,
     log_action,
 )
@@ -47,7 +48,7 @@ class BatchAdmin(KeysetAdmin):
         *("short_id", "time", "project", "shown_model", "endpoint", "shown_status"),
         *("progress", "shown_failed", "shown_cost"),
     )
-    list_filter = ("status", SinceFilter, "project", KeyFilter)
+    list_filter = ("status", SinceFilter, ("project", RelatedFilter), KeyFilter)
     list_select_related = ("project", "api_key")
     change_form_template = "batches/batch.html"
     fields = ("public_id",)

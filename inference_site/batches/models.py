@@ -431,12 +431,10 @@ def prune(until: float) -> int:
         deleted += delete_rows(BatchLine.objects.filter(batch=batch), until)
         if time.monotonic() >= until:
             break
-    for project, since in retention_cutoffs("batches_days"):
+    for project, since in retention_cutoffs("batches_days", until):
         # From the end of the window: its files, made before that, are not kept longer.
         rows = Batch.objects.filter(project=project, status__in=ENDED, expires_at__lt=since)
         deleted += delete_rows(rows.filter(lines=None), until)
-        if time.monotonic() >= until:
-            break
     return deleted
 
 

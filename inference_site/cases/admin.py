@@ -42,6 +42,7 @@ from inference_site.cases.sources import may_save
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label
 from inference_site.core.admin_pages.base_admin import (
+    RelatedFilter,
     SiteAdmin,
     TextField,
     id_of,
@@ -143,7 +144,7 @@ class CaseSetAdmin(SiteAdmin):
     """The sets of all projects. The page of one has its cases and runs."""
 
     list_display = ("name", "project", "endpoint", "case_count", "run_count", "created_at")
-    list_filter = ("project",)
+    list_filter = (("project", RelatedFilter),)
     list_select_related = ("project",)
     search_fields = ("name",)
     form = CaseSetForm

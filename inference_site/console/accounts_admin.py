@@ -21,7 +21,7 @@ from django.views.decorators.http import require_POST
 from unfold.admin import TabularInline
 from unfold.forms import PaginationInlineFormSet
 from unfold.views import ChangeList
-from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget, UnfoldAdminSelectWidget
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
@@ -38,6 +38,7 @@ from inference_site.console.key_states import (
 from inference_site.console.usage_table import dimensions
 from inference_site.core.admin_pages.base_admin import (
     SHOWN,
+    RelatedFilter,
     SiteAdmin,
     require_as_shown,
     require_stored,
@@ -46,6 +47,8 @@ from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
 
 RETENTION = get_args(RetentionKind)
+_MAX_KEYS = 200
+"""Keys that the form of a budget offers, besides those that have one."""
 _TWICE = "The project has a budget for this already: change its amount instead."
 
 
@@ -122,7 +125,7 @@ class BudgetInline(TabularInline):
     form = BudgetForm
     formset = BudgetFormSet
     extra = 0
-    per_page: Any = 20  # Each has a choice of all keys.
+    per_page: Any = 20  # Each has a choice of keys.
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
         budgets: QuerySet[Budget] = super().get_queryset(request)
@@ -137,11 +140,14 @@ class BudgetInline(TabularInline):
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer only the keys of this project, which are read once for all of its budgets."""
+        """Offer only keys of this project, which are read once for all of its budgets."""
         if db_field.name != "api_key" or request.resolver_match is None:
             return super().formfield_for_foreignkey(db_field, request, **kwargs)
         project = request.resolver_match.kwargs.get("object_id")
-        kwargs["queryset"] = ApiKey.objects.filter(project=project)
+        of_project = ApiKey.objects.filter(project=project)
+        newest = of_project.filter(revoked_at=None).values("pk")[:_MAX_KEYS]
+        budgets = Budget.objects.filter(project=project).values("api_key")
+        kwargs["queryset"] = of_project.filter(Q(pk__in=newest) | Q(pk__in=budgets))
         kwargs["empty_label"] = "all keys"
         field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
         field.choices = list(field.choices)
@@ -155,6 +161,7 @@ class ProjectAdmin(UndeletedAdmin):
     list_display = ("name", "is_active", *LIMITS, "created_at")
     list_filter = ("is_active",)
     search_fields = ("name",)
+    autocomplete_fields = ("members",)
     fieldsets = (
         (None, {"fields": ("name", "is_active", "disconnect_grace_s", "mcp_hosts")}),
         ("Project-wide limits", {"fields": LIMITS}),
@@ -170,14 +177,6 @@ class ProjectAdmin(UndeletedAdmin):
             days = retention_days(db_field.name)
             now = "until they are deleted" if days is None else f"{days} days"
             field.help_text = f"Empty: as the site's settings say, now {now}. 0: until deleted."
-        if db_field.name == "members" and field is not None:
-            field.widget = UnfoldAdminCheckboxSelectMultipleWidget()
-            # Also those who are deactivated: a form without them would remove them.
-            arguments = request.resolver_match.kwargs if request.resolver_match else {}
-            project = arguments.get("object_id")
-            members = Project.members.through.objects.filter(project=project).values("user")
-            offered = field.queryset.filter(Q(is_active=True) | Q(pk__in=members))
-            field.queryset = offered.order_by("username")
         return field
 
 
@@ -223,9 +222,10 @@ class ApiKeyAdmin(UndeletedAdmin):
         *("name", "shown_state", "shown_prefix", "project", "shown_spend"),
         *("last_used_at", "expires_at"),
     )
-    list_filter = (KeyStateFilter, "project")
+    list_filter = (KeyStateFilter, ("project", RelatedFilter))
     list_select_related = ("project", "owner")
     search_fields = ("name", "prefix")
+    autocomplete_fields = ("project",)
     fieldsets = (
         (None, {"fields": ("project", "name", "shown_prefix", "owner")}),
         ("Access", {"fields": ("scopes", "allowed_models", "expires_at")}),
@@ -356,7 +356,7 @@ class BudgetAdmin(SiteAdmin):
     list_display = (
         *("project", "shown_key", "shown_each", "unit", "every", "shown_amount", "spent"),
     )
-    list_filter = ("project", "unit", "every")
+    list_filter = (("project", RelatedFilter), "unit", "every")
     list_select_related = ("project", "api_key")
     readonly_fields = ("project", "shown_key", "shown_each")
     fields = ("project", "shown_key", "shown_each", "unit", "every", "amount")

@@ -54,7 +54,7 @@ from inference_site.console import accounts_admin  # noqa: F401  # It registers 
 from inference_site.console.model_estimate import estimate, offered_files, offered_servers
 from inference_site.console.model_states import BROKEN, ModelCondition, file_condition
 from inference_site.console.people import login_log
-from inference_site.core.admin_pages.base_admin import KeysetAdmin, SiteAdmin
+from inference_site.core.admin_pages.base_admin import KeysetAdmin, RelatedFilter, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
 
 HIDDEN = "(hidden)"
@@ -554,7 +554,7 @@ class AuditAdmin(KeysetAdmin):
 
     list_display = ("time", "user", "action", "kind", "target", "change")
     list_display_links = None  # The list shows all columns, and links to the changed object.
-    list_filter = (ActionFilter, "user")
+    list_filter = (ActionFilter, ("user", RelatedFilter))
     list_select_related = ("user", "content_type")
     search_fields = ("object_id__exact",)
     search_help_text = "Search by the number of the changed object"

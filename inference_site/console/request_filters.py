@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from django.contrib import admin
 from django.db.models import Exists, F, Model, OuterRef, Q, QuerySet
 from django.http import HttpRequest, QueryDict
 from django.utils import timezone
+from unfold.contrib.filters.forms import AutocompleteDropdownForm
 
 from completions.models import StoredCompletion
 from inference_site.accounts.models import ApiKey
@@ -189,6 +191,19 @@ def key_within(project: int | None, key: int | None) -> int | None:
     if project is None or key is None:
         return key
     return key if ApiKey.objects.filter(pk=key, project=project).exists() else None
+
+
+def project_form(request: HttpRequest, chosen: int | None) -> AutocompleteDropdownForm:
+    """Return the filter by project, which is found by typing: all projects are too many."""
+    return AutocompleteDropdownForm(
+        request=request,
+        name="project",
+        label="Project",
+        choices=(),
+        field=ApiKey._meta.get_field("project"),
+        model_admin=admin.site.get_model_admin(ApiKey),
+        data={"project": chosen},
+    )
 
 
 def offered_keys(project: int | None, chosen: int | None) -> list[ApiKey]:

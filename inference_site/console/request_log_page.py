@@ -50,6 +50,7 @@ from inference_site.console.request_filters import (
     filters_of,
     offered_keys,
     posted_query,
+    project_form,
     saved_query,
     tabs_of,
 )
@@ -392,7 +393,7 @@ def requests_context(request: HttpRequest) -> dict[str, Any]:
         "conversations": _conversations(request, filters),
         "is_sorted": ordered is not None,
         "is_live": filters.before is None and filters.page == 1,
-        "projects": Project.objects.values_list("pk", "name"),
+        "project_form": project_form(request, filters.project),
         "keys": offered_keys(filters.project, filters.key),
         "models": list(catalogue().models),
         "statuses": [*Status.values, UNFINISHED, REFUSED],

@@ -19,10 +19,10 @@ from django.utils import timezone
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 
-from inference_site.accounts.models import END_USER, TAG, Project
+from inference_site.accounts.models import END_USER, TAG
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.downloads import download
-from inference_site.console.request_filters import key_within, offered_keys
+from inference_site.console.request_filters import key_within, offered_keys, project_form
 from inference_site.console.tiles import (
     LOWEST,
     SLOWEST,
@@ -472,7 +472,7 @@ def home_context(request: HttpRequest) -> dict[str, Any]:
             for id_, label in (COLUMNS | dimensions(group if group not in COLUMNS else "")).items()
             if may_see or id_ in COLUMNS
         ],
-        "projects": Project.objects.values_list("pk", "name"),
+        "project_form": project_form(request, filters.project),
         "keys": offered_keys(filters.project, filters.api_key),
         "models": list(catalogue().models),
         "tiles": linked([*tiles, *tiles_now()], request.user, filters.span, since),

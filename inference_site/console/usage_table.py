@@ -22,7 +22,7 @@ from inference_site.runs.usage.queries import (
     USAGE_COLUMNS,
     Span,
     Usage,
-    largest_values,
+    largest_groups,
     total_by,
     usage_by,
     usage_records,
@@ -81,10 +81,10 @@ class UsageTable:
         self.total_cost = money(self.total.cost)
 
     def _of_column(self) -> list[TableRow]:
-        totals = {key: usage for (key,), usage in total_by(self._span, self._group).items()}
-        tokens = {key: usage.input_tokens + usage.output_tokens for key, usage in totals.items()}
-        ordered = sorted(totals, key=tokens.__getitem__, reverse=True)
-        shown, rest = ordered[:MAX_ROWS], ordered[MAX_ROWS:]
+        shown = largest_groups(self._span, self._group, MAX_ROWS)
+        rest = Usage()
+        if len(shown) == MAX_ROWS:
+            rest = sum_of(total_by(self._span).values()).without(sum_of(shown.values()))
         names: dict[Any, str] = {}
         if self._group == "project_id":
             names = dict(Project.objects.filter(pk__in=shown).values_list("pk", "name"))
@@ -92,8 +92,8 @@ class UsageTable:
             keys = ApiKey.objects.filter(pk__in=shown).select_related("project")
             names = {key.pk: f"{key.project.name}: {key.name}" for key in keys}
         rows = []
-        for key in shown:
-            usage, page = totals[key], ""
+        for key, usage in shown.items():
+            page = ""
             if route := _ROUTES.get(self._group):
                 page = reverse(route, args=[key])
             elif key in catalogue().models:
@@ -101,11 +101,11 @@ class UsageTable:
             cost = cost_label(key, usage.cost) if self._group == "model" else money(usage.cost)
             requests = self._requests({_FILTERS[self._group]: key})
             rows.append(TableRow(names.get(key, str(key)), page, requests, usage, cost))
-        return rows + _rest("Others", sum_of(totals[key] for key in rest))
+        return rows + _rest("Others", rest)
 
     def _of_dimension(self) -> list[TableRow]:
         span = replace(self._span, dimension=self._group)
-        shown = largest_values(span, MAX_ROWS)
+        shown = largest_groups(span, "value", MAX_ROWS)
         of_all_values = sum_of(total_by(span).values())
         rows = []
         for value, usage in shown.items():

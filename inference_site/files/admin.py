@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from inference_site.core.admin_pages.base_admin import KeysetAdmin, SinceFilter
+from inference_site.core.admin_pages.base_admin import KeysetAdmin, RelatedFilter, SinceFilter
 from inference_site.core.admin_pages.labels import size, time_label
 from inference_site.files.models import FileState, StoredFile
 
@@ -16,7 +16,7 @@ class StoredFileAdmin(KeysetAdmin):
     """The files of all projects, without their content. Parts of uploads are not listed."""
 
     list_display = ("public_id", "time", "project", "filename", "purpose", "shown_size", "expires")
-    list_filter = (SinceFilter, "purpose", "project")
+    list_filter = (SinceFilter, "purpose", ("project", RelatedFilter))
     list_select_related = ("project",)
     fields = (
         *("public_id", "project", "filename", "purpose", "content_type", "size_bytes"),

@@ -132,9 +132,7 @@ def prune(until: float) -> int:
     # Half of the time: what many projects hide has to be deleted, too.
     hide_until = (time.monotonic() + until) / 2
     deleted = 0
-    for project, since in retention_cutoffs("files_days"):
-        if time.monotonic() >= hide_until:
-            break
+    for project, since in retention_cutoffs("files_days", hide_until):
         uploads = Upload.objects.ended_before(since).filter(project=project).order_by("pk")
         deleted += delete_in_batches(uploads, hide_until, _BATCH)
         for ids in old_ids(StoredFile.objects.filter(project=project), since, hide_until, _BATCH):

@@ -18,7 +18,12 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
-from inference_site.core.admin_pages.base_admin import KeysetAdmin, SinceFilter, SiteAdmin
+from inference_site.core.admin_pages.base_admin import (
+    KeysetAdmin,
+    RelatedFilter,
+    SinceFilter,
+    SiteAdmin,
+)
 from inference_site.core.admin_pages.labels import may_see_content, pretty, status_label, time_label
 from inference_site.outbox.models import (
     APPROVAL_EVENT,
@@ -65,9 +70,10 @@ class EndpointAdmin(MailNote):
 
     form = EndpointForm
     list_display = ("address", "way", "owner", "events", "state", "is_enabled")
-    list_filter = ("way", "project")
+    list_filter = ("way", ("project", RelatedFilter))
     list_select_related = ("project",)
     search_fields = ("address",)
+    autocomplete_fields = ("project",)
     actions = ("test", "rotate")
     deleted_logs = frozenset({"message"})
     how_to_add = (
@@ -153,7 +159,7 @@ class MessageAdmin(KeysetAdmin):
         *("time", "endpoint", "event_type", "object_id", "state", "attempts"),
         *("answer_status", "delivered", "error"),
     )
-    list_filter = (MessageStateFilter, SinceFilter, "event_type", "endpoint")
+    list_filter = (MessageStateFilter, SinceFilter, "event_type", ("endpoint", RelatedFilter))
     list_select_related = ("endpoint",)
     fields = (
         *("public_id", "endpoint", "event_type", "object_id", "time", "attempts"),

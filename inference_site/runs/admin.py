@@ -14,7 +14,13 @@ from django.utils.safestring import SafeString
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.model_labels import cost_label, model_link
-from inference_site.core.admin_pages.base_admin import KeyFilter, KeysetAdmin, SinceFilter, id_of
+from inference_site.core.admin_pages.base_admin import (
+    KeyFilter,
+    KeysetAdmin,
+    RelatedFilter,
+    SinceFilter,
+    id_of,
+)
 from inference_site.core.admin_pages.labels import (
     Bubble,
     duration,
@@ -58,7 +64,7 @@ class GenerationAdmin(KeysetAdmin):
         "time_to_first_token",
         "speed",
     )
-    list_filter = ("status", ModelFilter, SinceFilter, "project", KeyFilter)
+    list_filter = ("status", ModelFilter, SinceFilter, ("project", RelatedFilter), KeyFilter)
     list_select_related = ("project", "api_key")
     change_form_template = "generations/admin/generation.html"
     search_fields = ("public_id",)  # Shows the box; get_search_results does the search.

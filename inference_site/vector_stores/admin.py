@@ -14,7 +14,12 @@ from django.urls import URLPattern, path
 from django.views.decorators.http import require_POST
 
 from inference_site.catalogue.model_labels import model_link
-from inference_site.core.admin_pages.base_admin import KeysetAdmin, SinceFilter, log_action
+from inference_site.core.admin_pages.base_admin import (
+    KeysetAdmin,
+    RelatedFilter,
+    SinceFilter,
+    log_action,
+)
 from inference_site.core.admin_pages.labels import may_see_content, size, status_label
 from inference_site.core.errors.api_errors import ApiError
 from inference_site.core.errors.exceptions import api_error
@@ -42,7 +47,7 @@ class VectorStoreAdmin(KeysetAdmin):
         *("short_id", "time", "project", "name", "files_indexed", "files_waiting"),
         *("files_failed", "shown_size", "embedding_model"),
     )
-    list_filter = (SinceFilter, "project")
+    list_filter = (SinceFilter, ("project", RelatedFilter))
     list_select_related = ("project",)
     change_form_template = "vector_stores/vector_store.html"
     fields = ("public_id",)

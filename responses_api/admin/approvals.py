@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from inference_site.core.admin_pages.base_admin import KeysetAdmin
+from inference_site.core.admin_pages.base_admin import KeysetAdmin, RelatedFilter
 from inference_site.core.admin_pages.labels import (
     may_see_content,
     preview,
@@ -60,7 +60,7 @@ class McpApprovalAdmin(KeysetAdmin):
 
     list_display = ("asked", "project", "server_label", "name", "response", "answer", "answered_by")
     list_display_links = None  # The list shows all columns.
-    list_filter = (AnswerFilter, "project")
+    list_filter = (AnswerFilter, ("project", RelatedFilter))
     list_select_related = ("project", "item")
     search_fields = ("item__public_id__exact",)
 

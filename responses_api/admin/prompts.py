@@ -17,6 +17,7 @@ from unfold.admin import TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from inference_site.core.admin_pages.base_admin import (
+    RelatedFilter,
     SiteAdmin,
     TextField,
     id_of,
@@ -113,9 +114,10 @@ class PromptTemplateAdmin(SiteAdmin):
     inlines = (VersionInline,)
     change_form_template = "responses_api/admin/prompt.html"
     list_display = ("name", "public_id", "project", "default_version", "created_at")
-    list_filter = ("project",)
+    list_filter = (("project", RelatedFilter),)
     list_select_related = ("project",)
     search_fields = ("name", "public_id")
+    autocomplete_fields = ("project",)
     readonly_fields = ("public_id", "created_at")
     fieldsets = (
         (None, {"fields": ("public_id", "project", "name", "default_version")}),

@@ -39,6 +39,7 @@ from inference_site.catalogue.model_labels import cost_label, model_link
 from inference_site.core.admin_pages.base_admin import (
     KeyFilter,
     PreviewAdmin,
+    RelatedFilter,
     SinceFilter,
     id_of,
     keyset_page,
@@ -123,7 +124,8 @@ class StoredResponseAdmin(CaseSourceAdmin):
         "shown_metadata",
     )
     list_filter = (
-        *(StatusFilter, RatingFilter, ModelFilter, SinceFilter, "project", KeyOfResponseFilter),
+        *(StatusFilter, RatingFilter, ModelFilter, SinceFilter),
+        *(("project", RelatedFilter), KeyOfResponseFilter),
     )
     list_select_related = ("project",)
     search_fields = ("public_id",)  # Shows the search box; get_search_results searches.
@@ -423,7 +425,7 @@ class ConversationAdmin(PreviewAdmin):
         *("short_id", "time", "project", "shown_metadata", "items", "responses", "latest"),
     )
     previews = ("last_message",)
-    list_filter = (SinceFilter, "project")
+    list_filter = (SinceFilter, ("project", RelatedFilter))
     list_select_related = ("project",)
     change_form_template = "responses_api/admin/conversation.html"
     fields = ("public_id", "project", "metadata", "created_at", "deleted_at")

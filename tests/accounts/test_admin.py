@@ -20,6 +20,7 @@ from django.utils import timezone
 from inference_site.accounts.budgets import spent_of
 from inference_site.accounts.keys import create_key, find_caller, revoke_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.console import accounts_admin
 from inference_site.console.accounts_admin import RETENTION, ApiKeyAdmin, ProjectAdmin
 from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
@@ -521,6 +522,19 @@ def test_more_keys_than_a_form_has_fields_by_default_are_revoked_at_once(
     chosen = {"_selected_action": list(ApiKey.objects.values_list("pk", flat=True))}
     assert admin.post(KEYS, {"action": "revoke", "confirmed": "yes", **chosen}).status_code == 302
     assert not ApiKey.objects.filter(revoked_at=None).exists()
+
+
+def test_a_budget_offers_the_newest_keys_and_those_that_have_one(
+    admin: Client, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts_admin, "_MAX_KEYS", 1)
+    limited, _, newest, revoked = (create_key(project, name)[0] for name in "abcd")
+    revoke_key(revoked)
+    Budget.objects.create(project=project, api_key=limited, unit="cost", every="day", amount=1)
+    text = page(admin.get(f"{PROJECTS}{project.pk}/change/"))
+    field = text.partition('name="budgets-0-api_key"')[2].partition("</select>")[0]
+    offered = re.findall(r'<option value="(\d+)"', field)
+    assert sorted(map(int, offered)) == [limited.pk, newest.pk]
 
 
 def test_a_form_of_a_project_keeps_members_who_are_deactivated(

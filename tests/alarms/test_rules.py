@@ -12,10 +12,10 @@ from django.db import connection, connections, transaction
 from django.test import Client
 from django.utils import timezone
 
-from inference_site.accounts.budgets import period_start
+from inference_site.accounts.budgets import begun_at, current_starts, period_start
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend
 from inference_site.console.alarms import evaluation
-from inference_site.console.alarms.evaluation import evaluate
+from inference_site.console.alarms.evaluation import evaluate, spent_above
 from inference_site.console.alarms.models import Alarm, Rule, RuleKind
 from inference_site.core.storage import postgresql
 from inference_site.outbox.models import Endpoint, Message
@@ -215,6 +215,13 @@ def test_a_budget_raises_an_alarm_at_80_and_at_100_percent(api_key: Key) -> None
     assert found == [0, 1, 2]
     text = Alarm.objects.order_by("-pk")[0].text
     assert text == "owner: 100 % of 200 tokens a day is spent."
+
+
+def test_budgets_are_found_by_their_period_among_all_that_were_spent() -> None:
+    current = BudgetSpend.objects.filter(begun_at(current_starts(timezone.now())))
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        assert "budget_spend_by_start" in spent_above(current, 80, None, None).explain()
 
 
 def test_a_name_from_right_to_left_does_not_reorder_the_text_of_an_alarm(api_key: Key) -> None:

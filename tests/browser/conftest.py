@@ -200,6 +200,14 @@ def press(page: Page, control: Locator) -> None:
     control.click()
 
 
+def find(page: Page, field: str, text: str) -> None:
+    """Choose what a box of a form finds for a text."""
+    page.locator(f"#id_{field} + .select2").click()
+    page.locator(".select2-container--open .select2-search__field").fill(text)
+    found = page.locator(".select2-results__option--highlighted", has_text=text)
+    found.click()
+
+
 _AXE = Axe()
 _LOOK = """async ([within, rules]) => (await axe.run(within, {
     resultTypes: ["violations"], iframes: false, ...rules,

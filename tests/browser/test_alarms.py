@@ -14,6 +14,7 @@ from tests.browser.conftest import (
     ONLY_COLOURS,
     assert_usable,
     faults,
+    find,
     keep_screenshot,
     press,
     resize,
@@ -151,7 +152,7 @@ def test_a_rule_has_a_scope_recipients_a_preview_and_a_test(
     expect(preview).to_contain_text("Fill in a valid condition")
     page.locator("#id_bound").fill("86000")
     page.locator("#id_model").select_option("scripted")
-    page.locator("#id_project").select_option(index=1)
+    find(page, "project", "default")
     page.get_by_label("More e-mail addresses").fill("night@example.org")
     assert_usable(page)
     resize(page, "desktop")

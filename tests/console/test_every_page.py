@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import IntConverter
+from django.utils import timezone
 
 from inference_site.accounts.models import ApiKey, Project
+from inference_site.outbox.models import Endpoint
+from inference_site.runs.usage.models import Period, UsageRollup
 from responses_api.models import Conversation
 
 _BEFORE_LOGIN = {
@@ -135,7 +139,6 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
     admin: Client, api_key: tuple[ApiKey, str], is_short: bool
 ) -> None:
     """The short form asks each page for each parameter, with one of the odd values in turn."""
-    Project.objects.create(name="another")  # Lists show a filter of projects from two on.
     admin.raise_request_exception = False
     parameters = (*PARAMETERS, "status__exact", "project__id__exact", "api_key")
     faults = [
@@ -146,6 +149,50 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
         if admin.get(address, {parameter: odd}).status_code >= 500
     ]
     assert faults == []
+
+
+def test_no_page_offers_all_projects_users_or_endpoints(
+    admin: Client, api_key: tuple[ApiKey, str]
+) -> None:
+    """Filters and forms find these by typing: there may be thousands."""
+    key, _ = api_key
+    Project.objects.bulk_create(Project(name=f"many-{n}") for n in range(3))
+    users = get_user_model().objects
+    users.bulk_create(users.model(username=f"many-{n}", is_staff=True) for n in range(3))
+    Endpoint.objects.bulk_create(
+        Endpoint(project=key.project, way="webhook", address=f"https://many-{n}.test")
+        for n in range(3)
+    )
+    model = {"period": Period.DAY, "start": timezone.now(), "model": "echo", "requests": 1}
+    UsageRollup.objects.create(project=key.project, api_key=key, **model)
+    tables: dict[Any, set[str]] = {Project: {"add"}, Endpoint: {"add"}, users.model: {"add"}}
+    for one in site._registry:
+        related = {field.related_model for field in one._meta.get_fields() if field.concrete}
+        if not related.isdisjoint(tables):
+            tables.setdefault(one, {"changelist", "add"})
+    names = {one: one._meta.label_lower.replace(".", "_") for one in tables}
+    pages = {f"admin:{names[one]}_{page}" for one in tables for page in tables[one]}
+    pages |= {"admin:index", "admin:requests"}
+    addresses = [address for name, address in ADDRESSES if name in pages]
+    assert len(addresses) == len(pages)
+    assert [one for one in addresses if b"many-" in admin.get(one, follow=True).content] == []
+
+
+def test_a_filter_finds_a_project_by_typing_and_keeps_the_rest_of_the_address(
+    admin: Client, api_key: tuple[ApiKey, str]
+) -> None:
+    key, _ = api_key
+    other = Project.objects.create(name="other")
+    address = f"/admin/accounts/apikey/?state=active&p=1&project__id__exact={other.pk}"
+    text = admin.get(address).content.decode()
+    assert f'<option value="{other.pk}" selected>other</option>' in text
+    assert '<input type="hidden" name="state" value="active">' in text
+    assert '<input type="hidden" name="p"' not in text
+    assert key.prefix not in text
+    assert '<a class="link" href="?state=active">All</a>' in text
+    box = {"app_label": "accounts", "model_name": "apikey", "field_name": "project"}
+    found = admin.get("/admin/autocomplete/", {**box, "term": "oth"}).json()["results"]
+    assert found == [{"id": str(other.pk), "text": "other"}]
 
 
 def test_only_the_number_of_an_object_is_its_id(admin: Client, api_key: tuple[ApiKey, str]) -> None:

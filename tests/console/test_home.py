@@ -24,13 +24,15 @@ from django.utils.http import urlencode
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey
-from inference_site.console import request_filters
+from inference_site.console import request_filters, usage_table
 from inference_site.core.site_settings import models as site_settings
 from inference_site.core.site_settings.models import SiteSettings
 from inference_site.runs.models import Status
 from inference_site.runs.usage import dimensions
 from inference_site.runs.usage.accounting import account
+from inference_site.runs.usage.models import Period
 from inference_site.runs.usage.pruning import prune_counts
+from inference_site.runs.usage.queries import Span
 from tests.console.test_refusal_counts import tiles
 from tests.console.test_requests_page import downloaded
 from tests.generations.rows import create_generation
@@ -341,6 +343,34 @@ def test_many_end_users_are_fifty_rows_and_others(admin: Client, api_key: Key) -
     assert "u54" in rows
     assert "u4" not in rows
     assert (rows["Others"], rows["Sum"]) == ((5, ""), (55, ""))
+
+
+def test_many_keys_are_the_largest_and_others(
+    admin: Client, api_key: Key, other_key: ApiKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_table, "MAX_ROWS", 1)
+    used(api_key[0])
+    used(other_key)
+    used(other_key)
+    with CaptureQueriesContext(connection) as asked:
+        rows = table(page(admin, by="api_key_id"))
+    assert [rows[name][0] for name in ("other: other key", "Others", "Sum")] == [2, 1, 3]
+    selected = 'SELECT "usage_usagerollup"."api_key_id"'
+    [by_key] = [one["sql"] for one in asked if one["sql"].startswith(selected)]
+    assert by_key.endswith("LIMIT 1")
+
+
+def test_a_download_reads_the_names_of_its_own_projects_and_keys(
+    api_key: Key, other_key: ApiKey
+) -> None:
+    used(other_key)
+    now = timezone.now()
+    span = Span(Period.DAY, now, now)
+    with CaptureQueriesContext(connection) as asked:
+        [[row]] = usage_table.downloaded("model", span)
+    assert (row["project"], row["key"]) == ("other", "other key")
+    ids = [re.findall(r"IN \((.*)\)", one["sql"]) for one in asked if "accounts_" in one["sql"]]
+    assert ids == [[str(other_key.project_id)], [str(other_key.pk)]]
 
 
 def test_the_tags_of_the_settings_are_offered(admin: Client, api_key: Key) -> None:

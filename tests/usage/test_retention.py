@@ -20,7 +20,13 @@ from django.test import Client
 from django.utils import timezone
 
 from completions.models import StoredCompletion
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.accounts.models import (
+    ApiKey,
+    Budget,
+    BudgetSpend,
+    Project,
+    retention_cutoffs,
+)
 from inference_site.batches import models as batches
 from inference_site.batches.models import Batch, BatchLine, BatchStatus
 from inference_site.core.site_settings import models as site_settings
@@ -409,6 +415,13 @@ def test_a_large_purge_goes_on_until_it_is_done_or_is_stopped(
     assert 0 < Refusal.objects.count() < 1_000
     prune_old(threading.Event())
     assert not Refusal.objects.exists()
+
+
+def test_no_project_follows_when_the_time_is_over() -> None:
+    """Twenty thousand took seconds of beat's processor time, in which nothing was deleted."""
+    Project.objects.bulk_create(Project(name=f"p{n}", refusals_days=9) for n in range(3))
+    assert len([*retention_cutoffs("refusals_days", time.monotonic() + 60)]) == 3
+    assert len([*retention_cutoffs("refusals_days", time.monotonic())]) == 1
 
 
 def test_many_projects_leave_time_for_what_is_deleted_beside_them(

@@ -125,6 +125,7 @@ class RuleAdmin(MailNote):
     list_editable = ("is_enabled",)
     deleted_logs = frozenset({"alarm"})
     list_select_related = ("project", "api_key")
+    autocomplete_fields = ("project",)
     fieldsets = (
         (None, {"fields": ("kind", "bound", "factor", "is_enabled")}),
         ("Only requests of", {"fields": ("model", "project", "api_key")}),

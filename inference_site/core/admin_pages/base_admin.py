@@ -26,6 +26,7 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.contrib.contenttypes.models import ContentType
@@ -39,6 +40,7 @@ from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from django.utils.text import normalize_newlines
 from unfold.admin import ModelAdmin
+from unfold.contrib.filters.admin import AutocompleteSelectFilter
 from unfold.views import ChangeList
 
 from inference_site.core.admin_pages.labels import may_see_content, preview, time_label
@@ -548,6 +550,20 @@ class SinceFilter(admin.SimpleListFilter):
         if imported_at is not None and imported_at >= moment:
             return rows
         return rows.filter(pk__gte=first_id_since(queryset.model, self.field, moment))
+
+
+class RelatedFilter(AutocompleteSelectFilter):
+    """Filter by a related object, which is found by typing: all projects or users are too many."""
+
+    template = "admin_pages/related_filter.html"
+
+    def choices(self, changelist: Any) -> Iterator[Any]:
+        """Yield the form, what it keeps of the address, and the address without this filter."""
+        own = self.expected_parameters()
+        left = (*own, _BEFORE, _AFTER, PAGE_VAR, ERROR_FLAG)
+        kept = [(name, value) for name, value in self.request.GET.items() if name not in left]
+        (shown,) = super().choices(changelist)
+        yield {**shown, "kept": kept, "all": changelist.get_query_string(remove=own)}
 
 
 class KeyFilter(admin.SimpleListFilter):

@@ -126,7 +126,7 @@ def prune(until: float) -> int:
         start = period_start(every, timezone.now() - 2 * _DAY)
         old_spends = BudgetSpend.objects.filter(budget__every=every, start__lt=start)
         deleted += delete_in_batches(old_spends.exclude(value=""), until, BATCH)
-    for project, limit in retention_cutoffs("generations_days"):
+    for project, limit in retention_cutoffs("generations_days", until):
         for period in Period.values:
             # A day earlier, because the period that contains the limit begins before it.
             old = DimensionRollup.objects.filter(

@@ -117,21 +117,20 @@ def prune_counts(until: float) -> int:
 
 def prune_generations(until: float) -> int:
     """Delete accounted generations past the retention of their projects; return how many."""
-    cutoffs = retention_cutoffs("generations_days")
+    cutoffs = retention_cutoffs("generations_days", until)
     return sum(prune_log(project, limit, until) for project, limit in cutoffs)
 
 
 def prune_refusals(until: float) -> int:
     """Delete refused requests past the retention of their projects; return how many."""
-    cutoffs: list[tuple[int | None, dt.datetime]] = [*retention_cutoffs("refusals_days")]
+    rows, deleted = Refusal.objects.all(), 0
     if days := retention_days("refusals_days"):
         # Those of unknown keys; first, because many projects take all of the time.
-        cutoffs.insert(0, (None, timezone.now() - days * _DAY))
-    rows = Refusal.objects.all()
-    return sum(
-        delete_older(rows.filter(project=project), limit, until, BATCH)
-        for project, limit in cutoffs
-    )
+        limit = timezone.now() - days * _DAY
+        deleted += delete_older(rows.filter(project=None), limit, until, BATCH)
+    for project, limit in retention_cutoffs("refusals_days", until):
+        deleted += delete_older(rows.filter(project=project), limit, until, BATCH)
+    return deleted
 
 
 def prune_log(project: int, limit: dt.datetime, until: float) -> int:

@@ -177,15 +177,18 @@ def _summed(
     }
 
 
-def largest_values(span: Span, max_results: int) -> dict[str, Usage]:
-    """Return the usage of the values of the span's dimension with the most tokens, those first.
+def largest_groups(span: Span, group_by: str, max_results: int) -> dict[Any, Usage]:
+    """Return the usage of the groups with the most tokens, those first.
 
-    What was added up as ``OTHERS`` is not among them.
+    ``group_by`` is a column as for ``usage_by``, or ``value`` of the span's dimension; what was
+    added up as ``OTHERS`` is not among the values.
     """
-    rows = _rows(DimensionRollup, span).exclude(value=OTHERS)
+    rows = _rows(UsageRollup if span.dimension is None else DimensionRollup, span)
+    if group_by == "value":
+        rows = rows.exclude(value=OTHERS)
     by_tokens = (F("sum_input_tokens") + F("sum_output_tokens")).desc()
-    order: list[Any] = [by_tokens, "-sum_requests", "value"]
-    return {value: u for (value,), u in _summed(rows, ["value"], order, max_results).items()}
+    order: list[Any] = [by_tokens, "-sum_requests", group_by]
+    return {group: u for (group,), u in _summed(rows, [group_by], order, max_results).items()}
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -236,8 +239,9 @@ def usage_records(
 
     Groups begin with ``project_id``, ``api_key_id``, ``model``.
     """
-    projects = dict(Project.objects.values_list("pk", "name"))
-    keys = dict(ApiKey.objects.values_list("pk", "name"))
+    project_ids, key_ids = ({group[column] for _, group in usage} for column in (0, 1))
+    projects = dict(Project.objects.filter(pk__in=project_ids).values_list("pk", "name"))
+    keys = dict(ApiKey.objects.filter(pk__in=key_ids).values_list("pk", "name"))
     for (start, (project, key, model, *_)), sums in usage.items():
         names = (projects.get(project, project), keys.get(key, key), model)
         numbers = ((round(n, 3) if isinstance(n, float) else n) for n in astuple(sums)[:-1])
