@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.widgets import AutocompleteSelectMultiple
 from django.core.exceptions import ValidationError
 from django.db.models import QuerySet
 from django.http import HttpRequest
@@ -15,7 +13,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminTextareaWidget
 
-from inference_site.core.admin_pages.base_admin import SiteAdmin, TextField, id_of
+from inference_site.core.admin_pages.base_admin import SiteAdmin, TextField
 from inference_site.core.admin_pages.labels import preview, status_label, time_label
 from inference_site.mcp.access import (
     NotUsable,
@@ -140,13 +138,6 @@ class McpServerForm(forms.ModelForm[McpServer]):
             return {}
 
 
-class ProjectsWidget(AutocompleteSelectMultiple):
-    """Django's, which looks up what was sent: it would fail on what is no id."""
-
-    def optgroups(self, name: str, value: Sequence[str], attr: Any = None) -> Any:
-        return super().optgroups(name, [one for one in value if id_of(one) is not None], attr)
-
-
 @admin.register(McpServer)
 class McpServerAdmin(SiteAdmin):
     """Admin of registered servers. Their texts are shown as text, never as markup."""
@@ -155,6 +146,7 @@ class McpServerAdmin(SiteAdmin):
     list_display = ("label", "url", "is_active", "health", "tool_count", "checked")
     list_filter = ("is_active",)
     search_fields = ("label", "url")
+    autocomplete_fields = ("projects",)
     readonly_fields = ("health", "checked", "listed_tools")
     fieldsets = (
         (None, {"fields": ("label", "url", "transport", "secret_headers", "description")}),
@@ -164,11 +156,6 @@ class McpServerAdmin(SiteAdmin):
     )
     actions = ("list_now",)
     how_to_add = "Requests name a registered server by its label, without address or credentials."
-
-    def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer the projects that a search finds."""
-        kwargs["widget"] = ProjectsWidget(db_field, self.admin_site)
-        return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save a server; what users have authorised for another address is deleted."""

@@ -178,6 +178,17 @@ def test_no_page_offers_all_projects_users_or_endpoints(
     assert [one for one in addresses if b"many-" in admin.get(one, follow=True).content] == []
 
 
+def test_a_box_of_a_form_refuses_what_is_no_id(admin: Client) -> None:
+    boxes = [(one, field) for one, of in site._registry.items() for field in of.autocomplete_fields]
+    assert len(boxes) > 4
+    for one, field in boxes:
+        page = f"/admin/{one._meta.app_label}/{one._meta.model_name}/add/"
+        assert admin.get(page, {field: "abc"}).status_code == 200
+        for value in ("abc", "1\0", "9" * 20):
+            form = admin.post(page, {field: value}).context["adminform"].form
+            assert form.errors[field]
+
+
 def test_a_filter_finds_a_project_by_typing_and_keeps_the_rest_of_the_address(
     admin: Client, api_key: tuple[ApiKey, str]
 ) -> None:

@@ -18,7 +18,7 @@ import datetime as dt
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +27,11 @@ from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR
+from django.contrib.admin.widgets import (
+    AutocompleteMixin,
+    AutocompleteSelect,
+    AutocompleteSelectMultiple,
+)
 from django.contrib.auth import get_user_model
 from django.contrib.auth.hashers import make_password
 from django.contrib.contenttypes.models import ContentType
@@ -282,6 +287,21 @@ class _Windows:
         return left_s > 0
 
 
+class _IdsOnly(AutocompleteMixin):
+    """Django's looks up the values of a form that it shows again, and fails on what is no id."""
+
+    def optgroups(self, name: str, value: Sequence[str], attr: Any = None) -> Any:
+        return super().optgroups(name, [one for one in value if id_of(one) is not None], attr)
+
+
+class _Box(_IdsOnly, AutocompleteSelect):
+    """Finds one object by typing."""
+
+
+class _BoxOfSeveral(_IdsOnly, AutocompleteSelectMultiple):
+    """Finds several objects by typing."""
+
+
 class SiteAdmin(ModelAdmin):
     """Base of the admin of every model; an empty list shows ``how_to_add``.
 
@@ -306,6 +326,18 @@ class SiteAdmin(ModelAdmin):
             return form.clean(sent)
 
         return type(form)(form.__name__, (form,), {"clean": clean})
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Return the field; one of ``autocomplete_fields`` takes any value that is sent."""
+        if db_field.name in self.get_autocomplete_fields(request):
+            kwargs["widget"] = _Box(db_field, self.admin_site)
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+    def formfield_for_manytomany(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Return the field; one of ``autocomplete_fields`` takes any values that are sent."""
+        if db_field.name in self.get_autocomplete_fields(request):
+            kwargs["widget"] = _BoxOfSeveral(db_field, self.admin_site)
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def render_change_form(
         self, request: HttpRequest, context: Any, *args: Any, **kwargs: Any
