@@ -26,6 +26,7 @@ from unfold.widgets import UnfoldAdminSelectWidget
 from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
 from inference_site.accounts.models import BOUNDED, ApiKey, Budget, Project
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.key_forms import LIMITS, ApiKeyForm
 from inference_site.console.key_states import (
     OTHERS_KEY,
@@ -178,6 +179,19 @@ class ProjectAdmin(UndeletedAdmin):
             now = "until they are deleted" if days is None else f"{days} days"
             field.help_text = f"Empty: as the site's settings say, now {now}. 0: until deleted."
         return field
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save a project; say which models still name one that has a new name."""
+        super().save_model(request, obj, form, change)
+        old = form.initial.get("name")
+        if old in (None, obj.name):
+            return
+        if models := [one.id for one in catalogue().models.values() if old in one.projects]:
+            messages.warning(
+                request,
+                f"Models for the project “{old}” are not for “{obj.name}” until they name it: "
+                f"{', '.join(models)}.",
+            )
 
 
 class KeyStateFilter(admin.SimpleListFilter):

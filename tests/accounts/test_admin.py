@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from django.utils import timezone
 from inference_site.accounts.budgets import spent_of
 from inference_site.accounts.keys import create_key, find_caller, revoke_key
 from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.catalogue.catalogue import Catalogue, demo_specs
 from inference_site.console import accounts_admin
 from inference_site.console.accounts_admin import RETENTION, ApiKeyAdmin, ProjectAdmin
 from inference_site.core.admin_pages import base_admin
@@ -329,6 +331,20 @@ def test_of_two_projects_of_one_name_added_at_the_same_moment_one_is_refused_by_
     form = {"name": "new", "is_active": "on", "_save": "Save", **NO_BUDGETS}
     assert "Project with this Name already exists." in page(admin.post(f"{PROJECTS}add/", form))
     assert Project.objects.count() == 1
+
+
+def test_renaming_a_project_tells_which_models_name_it(
+    admin: Client, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = demo_specs()[0]
+    own = replace(demo, id="of-own", projects=(project.name,))
+    monkeypatch.setattr(accounts_admin, "catalogue", lambda: Catalogue([demo, own]))
+    form = {"name": "renamed", "is_active": "on", "_save": "Save", **NO_BUDGETS}
+    shown = page(admin.post(f"{PROJECTS}{project.pk}/change/", form, follow=True))
+    told = f"Models for the project “{project.name}” are not for “renamed” until they name it: "
+    assert f"{told}of-own." in shown
+    again = page(admin.post(f"{PROJECTS}{project.pk}/change/", form, follow=True))
+    assert "until they name it" not in again
 
 
 def test_the_revoke_action_refuses_the_selected_keys(admin: Client, api_key: Key) -> None:
