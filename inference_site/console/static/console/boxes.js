@@ -1,5 +1,9 @@
 // Completes the boxes that find a choice by typing (select2): it reports a choice only to jQuery, while
-// forms listen to the browser, and it names a box by what is chosen, not by its label.
+// forms listen to the browser, and it names a box by what is chosen, not by its label. A filter without
+// a choice says "all".
+addEventListener("DOMContentLoaded", () => {
+  for (const box of document.querySelectorAll(".unfold-filter-autocomplete")) box.dataset.placeholder = "all";
+});
 addEventListener("load", () => {
   window.django?.jQuery?.(document).on("select2:select select2:clear", ({ target }) => {
     for (const type of ["input", "change"]) target.dispatchEvent(new Event(type, { bubbles: true }));
