@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
+import re
 from pathlib import Path
 
 import django_stubs_ext
@@ -376,7 +377,7 @@ TOOL_CALLS_MAX = environment.number("TOOL_CALLS_MAX", 50, minimum=1)
 TOOL_TIMEOUT_S = environment.seconds("TOOL_TIMEOUT_S", 60, minimum=1)
 TOOL_OUTPUT_BYTES = environment.number("TOOL_OUTPUT_BYTES", 256 * 1024, minimum=1024)
 # What one call costs, by the tool: web_search, file_search, or mcp:LABEL of a registered server.
-TOOL_PRICES = environment.amounts("TOOL_PRICES")
+TOOL_PRICES = environment.amounts("TOOL_PRICES", re.compile("web_search|file_search|mcp:.+"))
 DRAIN_TIMEOUT_S = environment.seconds("DRAIN_TIMEOUT_S", 30)
 # How long the server of a model may give no sign of life; 0: for ever.
 ENGINE_STALL_S = environment.seconds("ENGINE_STALL_S", 120)

@@ -171,10 +171,15 @@ def text_mapping(name: str) -> dict[str, str]:
     return found
 
 
-def amounts(name: str) -> dict[str, Decimal]:
-    """Return a JSON object of amounts of money. Raise ImproperlyConfigured for anything else."""
+def amounts(name: str, keys: re.Pattern[str]) -> dict[str, Decimal]:
+    """Return a JSON object of amounts of money. Raise ImproperlyConfigured for anything else.
+
+    Its names match ``keys``: a misspelt one would cost nothing.
+    """
     found: dict[str, Decimal] = {}
     for key, value in mapping(name).items():
+        if not keys.fullmatch(key):
+            raise ImproperlyConfigured(f"{name}: {key!r} is none of {keys.pattern}.")
         try:
             found[key] = Decimal(str(value))
         except InvalidOperation:

@@ -17,7 +17,7 @@ PARTS = ("button", "table", "dl", "dialog", "progress", "figure")
 """Elements that are parts wherever they stand."""
 _CSS = ROOT / "inference_site/core/admin_pages/static/admin_pages/pages.css"
 _BADGES = ROOT / "inference_site/console/static/console/admin.css"
-_MADE_BY_SCRIPTS = {"chart-tip", "select2"}
+_MADE_BY_SCRIPTS = {"chart-tip", "select2", "select2-container"}
 _UNFOLD = ("/templates/unfold/", "/templates/registration/", "/templates/people/")
 """Replacements of the theme's own templates, which have its classes."""
 

@@ -351,7 +351,7 @@ def messages_ended(claude: anthropic.Anthropic, batch_id: str) -> Any:
 def test_a_batch_of_messages_with_anthropics_client(claude: anthropic.Anthropic) -> None:
     requests = [
         *(message(f"m{n}", says(f"answer {n}")) for n in range(5)),
-        message("wrong", says("x"), max_tokens=0),
+        message("wrong", says("x"), max_tokens=-1),
         message("deep", "x", messages=[{"role": "user", "content": [DOCUMENT]}]),
         message("failing", script({"fail": "it breaks"})),
         message("streamed", says("x"), stream=True),

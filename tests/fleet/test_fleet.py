@@ -139,10 +139,12 @@ def test_what_cannot_be_loaded_is_refused(model: str, announce: Announce) -> Non
         fleet.load(None, "ghost")
     with pytest.raises(UnknownWorker):
         fleet.load("ghost", model)
-    with pytest.raises(NotLoadable):
-        fleet.load(unable, model)
-    with pytest.raises(NotLoadable):
-        fleet.load(None, model)
+    for worker in (unable, None):
+        with pytest.raises(NotLoadable, match=f"The model '{model}' is loaded already."):
+            fleet.load(worker, model)
+    empty = announce()
+    with pytest.raises(NotLoadable, match=f"No live worker can load the model '{model}'."):
+        fleet.load(empty, model)
 
 
 def test_an_unload_goes_to_who_has_the_model(model: str, announce: Announce) -> None:

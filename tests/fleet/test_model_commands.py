@@ -126,7 +126,7 @@ def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
             r"models.yaml:3: models.a: .*/cut.gguf: it is cut short: it has 3,000,000 of",
         ),
         ("models: {a: {engine: scripted}, A: {engine: scripted}}", "have one name"),
-        ("models: {007: {file: x.gguf}}", r"models.yaml:1: models.7: .*/x.gguf does not exist."),
+        ("models: {007: {file: x.gguf}}", r"models.yaml:1: models.007: .*/x.gguf does not exist."),
     ],
 )
 def test_a_mistake_in_a_models_file_is_told_with_its_line(

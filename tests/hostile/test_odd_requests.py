@@ -191,7 +191,7 @@ def test_a_number_that_is_stored_can_be_read_everywhere(
         "/v1/responses",
         f'{{"model":"scripted","input":"hi","tools":[{{"type":"function",{function}}}]}}',
     )
-    call = '{"id":"c","type":"function","function":{"name":"f","arguments":"[1e30]"},"index":1e30}'
+    call = '{"id":"c","type":"function","function":{"name":"f","arguments":"[1e30]"},"x":1e30}'
     completion_id = post(
         CHAT,
         '{"model":"scripted","store":true,"messages":[{"role":"user","content":"hi","x":1e30},'

@@ -213,7 +213,9 @@ def test_a_full_disk_is_told_in_one_line(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_command_prints_nothing(tmp_path: Path) -> None:
-    interrupt = "import signal; signal.raise_signal(signal.SIGINT)"
+    # Below a shell in the background it would be ignored.
+    handle = "signal.signal(signal.SIGINT, signal.default_int_handler)"
+    interrupt = f"import signal; {handle}; signal.raise_signal(signal.SIGINT)"
     done = manage(tmp_path, "shell", "--no-imports", "-c", interrupt, SECRET_KEY="x" * 50)
     assert (done.returncode, done.stderr) == (130, "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -78,16 +79,22 @@ def test_a_file_of_a_secret_that_is_no_text_is_named(
 
 def test_amounts_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, '{"a": 0.1, "b": "2", "c": 0}')
-    assert environment.amounts(NAME) == {"a": Decimal("0.1"), "b": 2, "c": 0}
+    assert environment.amounts(NAME, re.compile("[abc]")) == {"a": Decimal("0.1"), "b": 2, "c": 0}
     given(monkeypatch, None)
-    assert environment.amounts(NAME) == {}
+    assert environment.amounts(NAME, re.compile("[abc]")) == {}
 
 
 @pytest.mark.parametrize("value", ["-1", '"x"', "NaN", "Infinity", "null", "true", "[1]", "1e9"])
 def test_what_is_no_amount_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     given(monkeypatch, f'{{"a": {value}}}')
     with pytest.raises(ImproperlyConfigured, match="a: expected a number"):
-        environment.amounts(NAME)
+        environment.amounts(NAME, re.compile("[abc]"))
+
+
+def test_an_amount_of_an_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given(monkeypatch, '{"web-search": 1}')
+    with pytest.raises(ImproperlyConfigured, match="'web-search' is none of web_search"):
+        environment.amounts(NAME, re.compile("web_search"))
 
 
 @pytest.mark.parametrize("default", [True, False])
