@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_is_refused(model: str, announce: Announce) -> Non
     with pytest.raises(UnknownWorker):
         fleet.load("ghost", model)
     for worker in (unable, None):
-        with pytest.raises(NotLoadable, match=f"The model '{model}' is loaded already."):
+        with pytest.raises(AlreadyLoading, match=f"The model '{model}' is loaded already."):
             fleet.load(worker, model)
     empty = announce()
     with pytest.raises(NotLoadable, match=f"No live worker can load the model '{model}'."):

@@ -8,7 +8,7 @@ API requires the scope ``models:write``, because models belong to the whole site
     ├── UnknownModel     the catalogue has no such model
     ├── UnknownWorker    no live worker has this id
     ├── NotLoadable      no live worker can load the model
-    │   └── AlreadyLoading   a worker is loading it
+    │   └── AlreadyLoading   a worker is loading it, or has loaded it
     └── NotLoaded        the worker does not have the model
 
 A worker loads a model with ``hosts`` only if it has one of these labels. A model with ``replicas``
@@ -161,7 +161,7 @@ class NotLoadable(FleetError):
 
 
 class AlreadyLoading(NotLoadable):
-    """A worker is loading the model."""
+    """A worker is loading the model, or has loaded it since its state was read."""
 
 
 class NotLoaded(FleetError):
@@ -215,7 +215,7 @@ def load(worker: str | None, model: str) -> str:
     candidates = live if worker is None else [_worker_among(live, worker)]
     able = [one for one in candidates if spec.id in one.loadable and not one.is_draining]
     if not able and any(one.serves(spec.id) for one in candidates):
-        raise NotLoadable(f"The model '{spec.id}' is loaded already.")
+        raise AlreadyLoading(f"The model '{spec.id}' is loaded already.")
     if not able:
         why = why_no_host(spec, candidates)
         raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
