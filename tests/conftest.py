@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from django.conf import global_settings, settings
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
+from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.keys import create_key
@@ -208,6 +210,35 @@ def api_key(project: Project) -> tuple[ApiKey, str]:
 def admin(db: None) -> Client:
     """A browser in which a superuser is logged in."""
     return _logged_in(get_user_model().objects.create_superuser("admin", ""))
+
+
+AtTheSameMoment = Callable[[type[Any], Callable[[], object]], None]
+
+
+@pytest.fixture
+def at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> AtTheSameMoment:
+    """Has another connection do something after the next form is checked, before it is saved.
+
+    The form is one of the given class of admin.
+    """
+
+    def arrange(admin_class: type[Any], do: Callable[[], object]) -> None:
+        kept = admin_class.save_model
+
+        def do_and_close() -> None:
+            do()
+            connection.close()
+
+        def save_after_it(*given: Any) -> None:
+            monkeypatch.undo()
+            other = threading.Thread(target=do_and_close)
+            other.start()
+            other.join()
+            kept(*given)
+
+        monkeypatch.setattr(admin_class, "save_model", save_after_it)
+
+    return arrange
 
 
 @pytest.fixture

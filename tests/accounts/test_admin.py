@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import threading
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -28,6 +27,7 @@ from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
 from inference_site.runs.usage.models import PrunedLog
 from responses_api.models import StoredResponse
+from tests.conftest import AtTheSameMoment
 from tests.generations.rows import create_generation
 
 Key = tuple[ApiKey, str]
@@ -312,22 +312,9 @@ def test_a_key_that_is_revoked_while_its_form_is_saved_stays_revoked(
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_projects_of_one_name_added_at_the_same_moment_one_is_refused_by_the_form(
-    admin: Client, monkeypatch: pytest.MonkeyPatch
+    admin: Client, at_the_same_moment: AtTheSameMoment
 ) -> None:
-    kept = ProjectAdmin.save_model
-
-    def add_another() -> None:
-        Project.objects.create(name="new")
-        connection.close()
-
-    def save_after_another(*given: Any) -> None:
-        monkeypatch.undo()
-        other = threading.Thread(target=add_another)
-        other.start()
-        other.join()
-        kept(*given)
-
-    monkeypatch.setattr(ProjectAdmin, "save_model", save_after_another)
+    at_the_same_moment(ProjectAdmin, lambda: Project.objects.create(name="new"))
     form = {"name": "new", "is_active": "on", "_save": "Save", **NO_BUDGETS}
     assert "Project with this Name already exists." in page(admin.post(f"{PROJECTS}add/", form))
     assert Project.objects.count() == 1

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
 from django.test import Client
 
 from inference_site.accounts.models import Project
 from responses_api.admin.prompts import PromptTemplateAdmin
 from responses_api.models import PromptTemplate
+from tests.conftest import AtTheSameMoment
 
 pytestmark = pytest.mark.django_db
 LIST = "/admin/responses_api/prompttemplate/"
@@ -92,36 +91,15 @@ def test_a_name_that_another_prompt_of_the_project_has_is_refused(
     assert saved(admin, prompt, name=other.name).status_code == 302
 
 
-@pytest.fixture
-def at_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
-    """Has another connection do something after the next form is checked, before it is saved."""
-
-    def arrange(do: Callable[[], object]) -> None:
-        kept = PromptTemplateAdmin.save_model
-
-        def do_and_close() -> None:
-            do()
-            connection.close()
-
-        def save_after_it(*given: Any) -> None:
-            monkeypatch.undo()
-            other = threading.Thread(target=do_and_close)
-            other.start()
-            other.join()
-            kept(*given)
-
-        monkeypatch.setattr(PromptTemplateAdmin, "save_model", save_after_it)
-
-    return arrange
-
-
 @pytest.mark.django_db(transaction=True)
 def test_of_two_versions_saved_at_the_same_moment_one_is_refused(
     admin: Client,
     prompt: PromptTemplate,
-    at_the_same_moment: Callable[[Callable[[], object]], None],
+    at_the_same_moment: AtTheSameMoment,
 ) -> None:
-    at_the_same_moment(lambda: prompt.versions.create(number=2, user_message="Bye!"))
+    at_the_same_moment(
+        PromptTemplateAdmin, lambda: prompt.versions.create(number=2, user_message="Bye!")
+    )
     answer = saved(admin, prompt, shown=shown_state(admin, prompt), user_message="Hi!")
     assert "This was changed meanwhile." in answer.content.decode()
     assert [one.user_message for one in prompt.versions.all()] == ["Bye!", "Hi {{name}}!"]
@@ -131,9 +109,9 @@ def test_of_two_versions_saved_at_the_same_moment_one_is_refused(
 def test_a_prompt_that_is_deleted_at_the_same_moment_stays_deleted(
     admin: Client,
     prompt: PromptTemplate,
-    at_the_same_moment: Callable[[Callable[[], object]], None],
+    at_the_same_moment: AtTheSameMoment,
 ) -> None:
-    at_the_same_moment(PromptTemplate.objects.filter(pk=prompt.pk).delete)
+    at_the_same_moment(PromptTemplateAdmin, PromptTemplate.objects.filter(pk=prompt.pk).delete)
     answer = saved(admin, prompt, shown=shown_state(admin, prompt), user_message="Hi!")
     assert answer["Location"] == "/admin/"  # With the message that it is not there.
     assert not PromptTemplate.objects.exists()

@@ -264,8 +264,7 @@ class ServedModel:
     @property
     def is_open(self) -> bool:
         """Whether it accepts a generation now: not during the trial of an isolated one."""
-        is_free = self.isolation.is_open and self.busy < self.spec.slots
-        return is_free and self.state == ModelState.READY
+        return self.state == ModelState.READY and self._has_room
 
     @property
     def busy(self) -> int:
@@ -280,13 +279,18 @@ class ServedModel:
     @property
     def may_run(self) -> bool:
         """Whether runs may hold its slots; while it drains, those that come back from tools."""
-        is_awaited = self._lets_loops_end and self._awaited_loops and self._engine is not None
-        return self.state == ModelState.READY or bool(is_awaited)
+        if self.state == ModelState.READY:
+            return True
+        return self._lets_loops_end and self._awaited_loops > 0 and self._engine is not None
 
     @property
     def may_resume(self) -> bool:
         """Whether a run that comes back from its tools may have a slot now."""
-        return self.may_run and self.isolation.is_open and self.busy < self.spec.slots
+        return self.may_run and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return self.isolation.is_open and self.busy < self.spec.slots
 
     def note_tools(self, change: int, *, may_restart: bool) -> None:
         """Count the runs that have left their slots while tools are called: by 1 or by -1.

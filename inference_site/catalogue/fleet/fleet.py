@@ -214,9 +214,9 @@ def load(worker: str | None, model: str) -> str:
         raise NotLoadable(f"The model '{spec.id}' has all of its replicas ({spec.replicas}).")
     candidates = live if worker is None else [_worker_among(live, worker)]
     able = [one for one in candidates if spec.id in one.loadable and not one.is_draining]
-    if not able and any(one.serves(spec.id) for one in candidates):
-        raise AlreadyLoading(f"The model '{spec.id}' is loaded already.")
     if not able:
+        if any(one.serves(spec.id) for one in candidates):
+            raise AlreadyLoading(f"The model '{spec.id}' is loaded already.")
         why = why_no_host(spec, candidates)
         raise NotLoadable(f"No live worker can load the model '{spec.id}'. {why}".strip())
     chosen = max(able, key=lambda one: max((d.memory_free for d in one.devices), default=0))
