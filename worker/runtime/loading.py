@@ -215,7 +215,8 @@ class ModelLoader:
         if spec is None or spec.id not in self.loadable():
             logger.warning("cannot load %s: unknown, loaded already, or without file", model_id)
             return
-        if watch := self._idle_watches.get(spec.id):
+        watch = self._idle_watches.get(spec.id)
+        if watch is not None and watch.is_leaving:
             if not watch.keep():
                 in_background(self._load_after_unload, spec.id)
             return
@@ -228,7 +229,16 @@ class ModelLoader:
             logger.info("model %s is not loaded: other workers have all its replicas", spec.id)
             return
         self._loaded_on_demand.add(spec.id)
+        self._load_new(spec)
+
+    def _load_new(self, spec: ModelSpec) -> None:
+        """Take a model into ``models``, and load it in its turn."""
         model = self.models[spec.id] = self._new_model(spec)
+        if spec.id in self._loaded_on_demand:
+            # It is stopped when the model is dropped, which may be before the thread of its load
+            # starts it.
+            unload = partial(self.unload, spec.id, may_sleep=True)
+            self._idle_watches[spec.id] = IdleWatch(model, self.worker.lease.renew, unload)
         self.worker.lease.renew()
         self._enqueue(model)
 
@@ -250,9 +260,7 @@ class ModelLoader:
             if (spec := self._find_spec(model_id)) is None:
                 self._drop(model)
                 return
-            self.models[model_id] = model = self._new_model(spec)
-            self.worker.lease.renew()
-            self._enqueue(model)
+            self._load_new(spec)
 
     def unload(self, model_id: str, *, may_sleep: bool = False) -> None:
         """Drop a model once its runs have ended; ``may_sleep``: its server may sleep instead."""
@@ -309,12 +317,10 @@ class ModelLoader:
         """Load a model of which this worker has claimed a replica."""
         if (spec := self._find_spec(model_id)) is None:
             return
-        model = self.models[spec.id] = self._new_model(spec)
         self.after_restart.add(spec.id)
         if not self.worker.is_announced:
             self.never_ready.add(spec.id)
-        self.worker.lease.renew()
-        self._enqueue(model)
+        self._load_new(spec)
 
     def leave(self, model_id: str) -> None:
         """Accept no new runs of a model, and drop it when its runs have ended."""
@@ -391,11 +397,8 @@ class ModelLoader:
             logger.error("%s: it is loaded without the adapter %s", spec.id, dropped)
             self.reload(spec.id)
             return
-        if spec.id in self._loaded_on_demand and model.is_loaded:
-            watch = IdleWatch(
-                model, self.worker.lease.renew, lambda: self.unload(spec.id, may_sleep=True)
-            )
-            self._idle_watches[spec.id] = watch
+        watch = self._idle_watches.get(spec.id)
+        if model.is_loaded and watch is not None and watch.model is model:
             watch.start()
         self._settle(model)
 
@@ -478,8 +481,8 @@ class ModelLoader:
         id_ = model.spec.id
         with self._takes_memory(model):
             if self.models.get(id_) is model:  # It may have been loaded again.
-                del self.models[id_]
                 self._stop_idle_watch(id_)
+                del self.models[id_]
                 self.never_ready.discard(id_)
                 self.replicas.release(id_)
             if self._sleeping.get(id_) is model:

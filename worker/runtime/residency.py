@@ -271,7 +271,7 @@ class IdleWatch:
     def __init__(
         self, model: ServedModel, announce: Callable[[], None], unload: Callable[[], None]
     ) -> None:
-        self._model, self._announce, self._unload = model, announce, unload
+        self.model, self._announce, self._unload = model, announce, unload
         self._stopped = threading.Event()
         self._lock = threading.Lock()
         self.is_leaving = False
@@ -280,13 +280,13 @@ class IdleWatch:
 
     def start(self) -> None:
         """Start the thread, if the model's entry has ``keep_alive``."""
-        keep_alive_s = self._model.spec.keep_alive_s
+        keep_alive_s = self.model.spec.keep_alive_s
         if keep_alive_s is None:
             return
 
         def main() -> None:
             while not self._stopped.wait(_CHECK_IDLE_S):
-                is_idle = self._model.idle_s >= keep_alive_s
+                is_idle = self.model.idle_s >= keep_alive_s
                 if is_idle and not self._is_wanted() and self._closes():
                     self._unload()
                     return
@@ -306,7 +306,7 @@ class IdleWatch:
     def _closes(self) -> bool:
         """Accept no new work; return True if none has come meanwhile, else resume."""
         self._is_kept, self.is_leaving = False, True
-        self._model.drain(0)
+        self.model.drain(0)
         self._announce()
         if self._stopped.wait(_ANNOUNCED_S):  # It was unloaded or reloaded meanwhile.
             return False
@@ -316,7 +316,7 @@ class IdleWatch:
                 self._stopped.set()
                 return True
             self.is_leaving = False
-        self._model.resume()
+        self.model.resume()
         self._announce()
         return False
 
@@ -326,12 +326,12 @@ class IdleWatch:
 
         def query() -> None:
             nonlocal waits
-            rows = Generation.objects.filter(model=self._model.spec.id, status=Status.QUEUED)
+            rows = Generation.objects.filter(model=self.model.spec.id, status=Status.QUEUED)
             waits = rows.exists()
 
         with release_connection_after():
             try_and_log("idle model", query)
-        return waits or self._model.idle_s == 0
+        return waits or self.model.idle_s == 0
 
 
 class Replicas:

@@ -547,7 +547,7 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     def reload() -> served_model.ServedModel:
         runtime.loader.reload("m")
         model, watches = runtime.loader.models["m"], runtime.loader._idle_watches
-        wait_until(lambda: "m" in watches and watches["m"]._model is model)
+        wait_until(lambda: model.state == ModelState.READY and watches["m"].model is model)
         return model
 
     reload()
@@ -558,6 +558,34 @@ def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     assert in_use.state == ModelState.READY
     in_use.release_slot()
     wait_until(lambda: "m" not in runtime.loader.models)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_is_dropped_just_after_its_load_can_be_loaded_again(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec("n", "scripted")
+    has_spec = SimpleNamespace(models={"n": spec}, find=lambda _: spec)
+    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    is_dropped, is_settled = threading.Event(), threading.Event()
+
+    def release(model: str) -> None:
+        is_dropped.set()
+        is_settled.wait(10)
+
+    def drop(model: str) -> None:
+        monkeypatch.setattr(loading.orders, "note_loaded", lambda _: None)
+        loading.in_background(runtime.loader.unload, model)
+        assert is_dropped.wait(10)
+
+    monkeypatch.setattr(runtime.loader.replicas, "release", release)
+    monkeypatch.setattr(loading.orders, "note_loaded", drop)
+    runtime.loader.load("n")
+    wait_until(lambda: is_dropped.is_set() and not runtime.loader._placed)
+    is_settled.set()
+    wait_until(lambda: not runtime.loader._closing)
+    runtime.loader.load("n")
+    wait_until(lambda: "n" in runtime.loader.models and runtime.loader.models["n"].is_loaded)
 
 
 @pytest.mark.django_db(transaction=True)
