@@ -160,7 +160,8 @@ def test_hostile_pages_cost_a_bounded_time_and_the_answer_goes_on(
         assert web.server.poured < 4 * MAX_BYTES
         assert "Drip quote." in first
         assert "Nested quote." in first
-        assert "it needs too much time or memory" in second
+        # The limit of the parser ends it, or on a busy host that of the call.
+        assert "The page could not be read" in second
         assert [item.to_dict()["status"] for item in made.output] == [
             "completed", "failed", "completed"
         ]  # fmt: skip
