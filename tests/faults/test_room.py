@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from inference_site.catalogue.catalogue import DEMO_FILE
 from tests.served_stack import ROOT, ServedStack, served_stack, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,6 +26,7 @@ MODELS = """
   d: {engine: scripted, slots: 2, load_ms: 100, min_resident: 1}
   kept: {engine: scripted, slots: 2, pinned: true}
   lonely: {engine: scripted, slots: 2, exclusive_with: [a, b, c, d]}
+  embeds: {file: "{demo}", embedding: mean, threads: 1, context_length: 512, exclusive_with: [a]}
 """
 SLEEPERS = """
   light:
@@ -51,11 +53,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stack(told: Path) -> Iterator[ServedStack]:
     with served_stack(
-        MODELS + SLEEPERS.format(program=PROGRAM, log=told),
+        MODELS.replace("{demo}", str(DEMO_FILE)) + SLEEPERS.format(program=PROGRAM, log=told),
         START_MODELS="kept",
         LOAD_ON_DEMAND="true",
         LOAD_WAIT_S="120",
         MAX_LOADED_MODELS="3",
+        EMBEDDING_MODEL="embeds",
     ) as running:
         running.sql("UPDATE accounts_apikey SET scopes = '{inference,models:write}'")
         yield running
@@ -121,6 +124,25 @@ def test_models_that_exclude_each_other_are_not_loaded_together(stack: ServedSta
         assert all(statuses(http)[name] == "unloaded" for name in NAMES)
         assert ask(http, "b") == 200
         wait_until(lambda: statuses(http)["lonely"] == "unloaded", 60, "its leaving")
+
+
+def test_a_search_has_its_model_loaded_in_place_of_that_of_its_response(stack: ServedStack) -> None:
+    client = stack.client()
+    file = client.files.create(file=("fjords.txt", b"The fjord is long."), purpose="assistants")
+    store = client.vector_stores.create(name="one", file_ids=[file.id])
+    wait_until(lambda: client.vector_stores.retrieve(store.id).status == "completed", 60, "index")
+    search = {"name": "file_search", "arguments": ['{"query": "fjord"}']}
+    made = client.responses.create(
+        model="a",
+        input=json.dumps([{"tool_call": search}]),
+        tools=[{"type": "file_search", "vector_store_ids": [store.id]}],
+        include=["file_search_call.results"],
+        max_tool_calls=1,
+    )
+    assert made.status == "completed"
+    [call] = made.output
+    assert call.type == "file_search_call"
+    assert [result.filename for result in call.results or ()] == ["fjords.txt"]
 
 
 def test_a_server_that_can_sleep_does_so_instead_of_ending(stack: ServedStack, told: Path) -> None:

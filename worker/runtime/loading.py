@@ -461,7 +461,8 @@ class ModelLoader:
         """Unload a model when its runs have ended, unless the other is no longer wanted by then."""
         logger.info("model %s makes room for %s", model.spec.id, wanted.spec.id)
         reloads = fleet.is_on_demand(model.spec)
-        while not model.drain(_POLL_S, reloads=reloads, lets_loops_end=True):
+        # Runs that call tools now may need the wanted model for that. Theirs is loaded again then.
+        while not model.drain(_POLL_S, reloads=reloads, lets_loops_end=not reloads):
             if self.worker.stopped.is_set() or self.models.get(wanted.spec.id) is not wanted:
                 # It may also drain for an unload, a reload or another worker.
                 if not (model.is_leaving or self._changing(model.spec.id).locked()):
@@ -513,12 +514,16 @@ class ModelLoader:
             logger.info("ended the sleeping server of model %s", model_id)
 
     def _waited_for(self) -> set[str]:
-        """Return the models that queued generations wait for; all while PostgreSQL is down."""
+        """Return the models that generations wait for, in the queue or after their tools.
+
+        All while PostgreSQL is down.
+        """
         models = set(self.models)
 
         def query() -> None:
             waiting = Generation.objects.filter(status=Status.QUEUED).order_by()
             models.clear()
+            models.update(self.worker.runs.awaited_models)
             models.update(waiting.values_list("model", flat=True).distinct())
 
         with release_connection_after():

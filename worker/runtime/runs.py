@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.leases import ModelState, live_view
 from inference_site.core.domain.errors import ShuttingDown
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
@@ -75,6 +77,11 @@ class Runs:
     def running(self) -> list[tuple[Claim, float]]:
         """The claims of all runs, each with the Unix time at which its run started."""
         return [(run.claim, run.started_at) for run in tuple(self._running)]
+
+    @property
+    def awaited_models(self) -> set[str]:
+        """The models that runs wait for after their tools were called; some may not be loaded."""
+        return self._loop.awaited_models
 
     @property
     def unsent_tokens(self) -> dict[str, int]:
@@ -254,12 +261,14 @@ class Runs:
     def has_slot(self, model_id: str) -> bool | None:
         """Whether the model has a free slot for a run that comes back from its tools.
 
-        None if this worker has lost the model.
+        None if this worker has lost the model, and does not load it for such a run.
         """
         model = self._model_named(model_id)
-        if model is None or model.has_failed_to_load:
-            return None
-        return model.may_resume
+        if model is not None:
+            return None if model.has_failed_to_load else model.may_resume
+        spec = catalogue().models.get(model_id)
+        returns = spec is not None and fleet.is_on_demand(spec) and self.accepts_work()
+        return False if returns else None
 
     def free_elsewhere(self, model_id: str) -> int:
         """Return how many slots of a model are free in other workers; 0 while Redis is away."""
@@ -378,6 +387,11 @@ class ToolLoop:
         """These runs, from their first call to their end, also while in a slot."""
         with self._lock:
             return set(self._runs)
+
+    @property
+    def awaited_models(self) -> set[str]:
+        """The models that runs wait for."""
+        return {looping.model_id for looping in tuple(self._waiting)}
 
     def note(self, run: Run) -> None:
         """Record a run that leaves its slot; after that, ``call_tools`` is called."""
