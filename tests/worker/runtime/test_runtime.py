@@ -574,12 +574,12 @@ def test_a_model_that_is_dropped_just_after_its_load_can_be_loaded_again(
         is_settled.wait(10)
 
     def drop(model: str) -> None:
-        monkeypatch.setattr(loading.orders, "note_loaded", lambda _: None)
+        monkeypatch.setattr(orders, "note_loaded", lambda _: None)
         loading.in_background(runtime.loader.unload, model)
         assert is_dropped.wait(10)
 
     monkeypatch.setattr(runtime.loader.replicas, "release", release)
-    monkeypatch.setattr(loading.orders, "note_loaded", drop)
+    monkeypatch.setattr(orders, "note_loaded", drop)
     runtime.loader.load("n")
     wait_until(lambda: is_dropped.is_set() and not runtime.loader._placed)
     is_settled.set()
