@@ -193,6 +193,16 @@ def test_models_without_files_and_without_workers_are_told(models_file: Path) ->
     assert found["model served"] == ["ok"]
 
 
+@pytest.mark.django_db
+def test_settings_that_name_no_model_are_told(models_file: Path, settings: Settings) -> None:
+    models_file.write_text("models:\n  other: {engine: scripted}\n")
+    settings.DEFAULT_MODEL, settings.EMBEDDING_MODEL = "Other", "lost"
+    found = [f for f in checks.check_models() if not f.what.startswith("model ")]
+    assert [(f.level, f.what, f.found) for f in found] == [
+        ("fail", "EMBEDDING_MODEL", "there is no model 'lost'")
+    ]
+
+
 def test_what_was_found_before_a_fault_is_told_and_the_service_that_is_down_is_named() -> None:
     late = OperationalError("canceling statement due to statement timeout")
     late.__cause__ = psycopg.errors.QueryCanceled()

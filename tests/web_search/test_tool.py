@@ -158,6 +158,14 @@ def test_search_engine_that_fails_is_an_error_without_its_reason(web: Web, answe
     assert result.output == "The search engine does not answer as it should."
 
 
+def test_a_worker_whose_settings_have_no_search_engine_logs_that(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.WEB_SEARCH_PROVIDER = "off"
+    assert call("web_search", "q").output == "The search engine does not answer as it should."
+    assert "WEB_SEARCH_PROVIDER is not set in the environment of this worker" in caplog.text
+
+
 @pytest.mark.parametrize("answer", [{}, {"results": None}, {"results": [1, {}, {"url": 1}]}])
 def test_answer_without_results_is_an_empty_search(web: Web, answer: Any) -> None:
     web.server.give("/search", json.dumps(answer).encode())

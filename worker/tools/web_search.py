@@ -339,7 +339,16 @@ def search_brave(query: SearchQuery, seconds_left: SecondsLeft) -> list[SearchRe
     return _results(web.get("results") if isinstance(web, dict) else None, "description")
 
 
-PROVIDERS: dict[str, Provider] = {"searxng": search_searxng, "brave": search_brave}
+def _refuse_search(query: SearchQuery, seconds_left: SecondsLeft) -> list[SearchResult]:
+    """Raise FetchError: web processes offer the tool, and the settings of this worker differ."""
+    raise FetchError("WEB_SEARCH_PROVIDER is not set in the environment of this worker")
+
+
+PROVIDERS: dict[str, Provider] = {
+    "searxng": search_searxng,
+    "brave": search_brave,
+    "off": _refuse_search,
+}
 """By the value of ``WEB_SEARCH_PROVIDER``. Their addresses are the operator's, so they may be
 private; the pages that they return are not trusted."""
 

@@ -454,7 +454,7 @@ def _redis_roles() -> dict[str, list[str]]:
 
 
 def check_models() -> Iterator[Finding]:
-    """Check the file of each model, and whether the entries of the database can be served."""
+    """Check the file of each model, the entries of the database, and models that settings name."""
     refresh_catalogue()
     for spec in catalogue().models.values():
         what, fault = f"model {spec.id}", model_file_error(spec)
@@ -471,6 +471,10 @@ def check_models() -> Iterator[Finding]:
             yield Finding(Level.FAIL, what, f"it is not served: {fault}", _FIX_ENTRY)
         elif stored.any_address and (fault := private_address_error(stored)):
             yield Finding(Level.WARN, what, f"served until it is edited: {fault}", _FIX_ADDRESS)
+    for setting in ("DEFAULT_MODEL", "EMBEDDING_MODEL"):
+        if (name := getattr(settings, setting)) and catalogue().named(name) is None:
+            fix = "Correct the setting, or add the model."
+            yield Finding(Level.FAIL, setting, f"there is no model '{name}'", fix)
 
 
 def check_workers() -> Iterator[Finding]:
