@@ -73,6 +73,8 @@ class ModelLoader:
         self.after_restart = set(self.models)
         """The models that a worker started in place of this one would serve, too."""
         self._idle_watches: dict[str, IdleWatch] = {}
+        self._presence = threading.Lock()
+        """Held while a model and its idle watch are added or removed."""
         self._locks: dict[str, threading.Lock] = {}
         self._added_while_drained: set[str] = set()
         """The models to load when an operator has the worker take work again."""
@@ -233,12 +235,14 @@ class ModelLoader:
 
     def _load_new(self, spec: ModelSpec) -> None:
         """Take a model into ``models``, and load it in its turn."""
-        model = self.models[spec.id] = self._new_model(spec)
-        if spec.id in self._loaded_on_demand:
-            # It is stopped when the model is dropped, which may be before the thread of its load
-            # starts it.
-            unload = partial(self.unload, spec.id, may_sleep=True)
-            self._idle_watches[spec.id] = IdleWatch(model, self.worker.lease.renew, unload)
+        model = self._new_model(spec)
+        with self._presence:
+            self.models[spec.id] = model
+            if spec.id in self._loaded_on_demand:
+                # It is stopped when the model is dropped, which may be before the thread of its
+                # load starts it.
+                unload = partial(self.unload, spec.id, may_sleep=True)
+                self._idle_watches[spec.id] = IdleWatch(model, self.worker.lease.renew, unload)
         self.worker.lease.renew()
         self._enqueue(model)
 
@@ -481,9 +485,13 @@ class ModelLoader:
         """Forget a model on which nothing runs, and free its memory unless its server sleeps."""
         id_ = model.spec.id
         with self._takes_memory(model):
-            if self.models.get(id_) is model:  # It may have been loaded again.
-                self._stop_idle_watch(id_)
-                del self.models[id_]
+            with self._presence:
+                # Another thread may have dropped it, and it may have been loaded again.
+                is_present = self.models.get(id_) is model
+                if is_present:
+                    del self.models[id_]
+                    self._stop_idle_watch(id_)
+            if is_present:
                 self.never_ready.discard(id_)
                 self.replicas.release(id_)
             if self._sleeping.get(id_) is model:
