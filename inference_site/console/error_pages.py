@@ -1,7 +1,7 @@
 """Error handlers of the site: pages of the console for its staff, plain pages for everyone else.
 
 Django renders the plain pages from the templates ``400.html``, ``403.html``, ``404.html``,
-``403_csrf.html`` and ``500.html``.
+``403_csrf.html``, ``403_origin.html`` and ``500.html``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """Answer with a 403 to a form that is older than the login, or of another site."""
+    """Answer with a 403 to a form that is older than the login, or of another site.
+
+    It is "of another site" also where a proxy does not pass on the address of this one.
+    """
+    if reason.startswith(("Origin checking failed", "Referer checking failed")):
+        return plain_csrf_failure(request, reason, "403_origin.html")
     if not _is_console_of_staff(request):
         return plain_csrf_failure(request, reason)
     return _page(
