@@ -16,12 +16,17 @@ from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.csrf import csrf_failure as plain_csrf_failure
 
-from inference_site.core.errors.api_errors import RETRY_AFTER_S
+from inference_site.core.errors.api_errors import RETRY_AFTER_S, NotFoundError
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer with a 404."""
+    """Answer with a 404; in JSON for clients of the API, of which some leave out the ``/v1``."""
+    if not request.accepts("text/html"):
+        unknown = NotFoundError(
+            f"Invalid URL ({request.method} {request.path}). The API is below /v1."
+        )
+        return HttpResponse(unknown.body, content_type="application/json", status=unknown.status)
     if not _is_console_of_staff(request):
         return defaults.page_not_found(request, exception)
     return _page(

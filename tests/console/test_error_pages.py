@@ -106,6 +106,16 @@ def test_strangers_are_shown_nothing_of_the_console() -> None:
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_client_that_leaves_out_v1_is_told_where_the_api_is(method: str) -> None:
+    browser = Client(enforce_csrf_checks=True)
+    answer = getattr(browser, method)("/chat/completions", headers={"accept": "application/json"})
+    assert answer.status_code == 404
+    told = f"Invalid URL ({method.upper()} /chat/completions). The API is below /v1."
+    assert answer.json()["error"]["message"] == told
+
+
+@pytest.mark.django_db
 def test_a_login_without_an_address_goes_to_the_console() -> None:
     get_user_model().objects.create_superuser(
         "admin", "", "a long password", last_login=timezone.now()
