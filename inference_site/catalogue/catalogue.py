@@ -187,9 +187,9 @@ class Catalogue:
     def update(self, stored: Sequence[ModelSpec] | None = None) -> CatalogueChanges:
         """Add new files of the folder, and take over the models of the database.
 
-        ``stored`` is None if the database cannot be read; then its earlier models stay. An entry
-        whose file has appeared counts as new. Models whose files were deleted stay until the
-        process restarts. Callers must not run this in two threads at once.
+        ``stored`` is None if the database cannot be read; then its earlier models stay. A model
+        whose file has appeared or become whole counts as new. Models whose files were deleted stay
+        until the process restarts. Callers must not run this in two threads at once.
         """
         files: set[Path] = set()
         for spec in self._folder.new_models() if self._folder else ():
@@ -203,8 +203,8 @@ class Catalogue:
         self._removed_prices |= {spec.id: spec.price for spec in removed}
         new = [spec for id_, spec in self.models.items() if id_ not in old]
         self.optional |= {spec.id for spec in new}
-        entries = (*self._entries.values(), *self._stored)
-        new += [s for s in entries if s not in new and not files_of(s).isdisjoint(files)]
+        known = self.models.values()
+        new += [s for s in known if s not in new and not files_of(s).isdisjoint(files)]
         return CatalogueChanges(
             new,
             [(old[id_], s) for id_, s in self.models.items() if id_ in old and old[id_] != s],

@@ -1,7 +1,7 @@
 """Error handlers of the site: pages of the console for its staff, plain pages for everyone else.
 
 Django renders the plain pages from the templates ``400.html``, ``403.html``, ``404.html``,
-``403_csrf.html`` and ``500.html``.
+``403_csrf.html``, ``403_origin.html`` and ``500.html``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from django.template.loader import render_to_string
 from django.views import defaults
 from django.views.csrf import csrf_failure as plain_csrf_failure
 
-from inference_site.core.errors.api_errors import RETRY_AFTER_S
+from inference_site.core.errors.api_errors import RETRY_AFTER_S, NotFoundError
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Answer with a 404."""
+    """Answer with a 404; in JSON for clients of the API, of which some leave out the ``/v1``."""
+    if not request.accepts("text/html"):
+        unknown = NotFoundError(
+            f"Invalid URL ({request.method} {request.path}). The API is below /v1."
+        )
+        return HttpResponse(unknown.body, content_type="application/json", status=unknown.status)
     if not _is_console_of_staff(request):
         return defaults.page_not_found(request, exception)
     return _page(
@@ -45,7 +50,12 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def csrf_failed(request: HttpRequest, reason: str = "") -> HttpResponse:
-    """Answer with a 403 to a form that is older than the login, or of another site."""
+    """Answer with a 403 to a form that is older than the login, or of another site.
+
+    It is "of another site" also where a proxy does not pass on the address of this one.
+    """
+    if reason.startswith(("Origin checking failed", "Referer checking failed")):
+        return plain_csrf_failure(request, reason, "403_origin.html")
     if not _is_console_of_staff(request):
         return plain_csrf_failure(request, reason)
     return _page(

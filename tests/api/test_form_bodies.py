@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError, UnsupportedMediaError
 from inference_site.gateway.api.form_bodies import decode_form
 from inference_site.gateway.api.payload import parse
 from responses_api.wire.requests import ResponseRequest
@@ -97,6 +97,11 @@ def test_hostile_form_is_refused(form: str | bytes, param: str | None, message: 
         parse(ResponseRequest, decoded(form))
     if message is not None:
         assert refused.value.param == param
+
+
+def test_json_that_says_it_is_a_form_is_told_of_the_header() -> None:
+    with pytest.raises(UnsupportedMediaError, match="Content-Type: application/json"):
+        decoded(' {"model": "m", "input": "Hello"}')
 
 
 NAMES = st.sampled_from(["input", "tools", "metadata", "include", "text", "stop", "n", "x"])

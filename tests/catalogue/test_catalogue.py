@@ -445,6 +445,19 @@ def test_a_file_that_appears_is_a_model_once_it_is_whole(
 
 
 @pytest.mark.usefixtures("fresh_catalog")
+def test_a_file_that_is_being_copied_at_the_start_is_loaded_once_it_is_whole(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_FILE, settings.MODELS_DIR = None, tmp_path
+    (tmp_path / "half.gguf").write_bytes(DEMO_FILE.read_bytes()[:3_000_000])
+    known = catalogue()
+    (tmp_path / "half.gguf").write_bytes(DEMO_FILE.read_bytes())
+    assert not known.update()  # It has just changed.
+    assert [spec.id for spec in known.update().new] == ["half"]
+    assert not known.update()
+
+
+@pytest.mark.usefixtures("fresh_catalog")
 def test_a_split_model_appears_when_all_of_its_parts_are_there(
     settings: Settings, tmp_path: Path
 ) -> None:

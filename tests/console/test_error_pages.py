@@ -65,7 +65,21 @@ def test_a_request_under_another_name_is_told_of_the_setting() -> None:
     assert "console/plain.css" in answer.content.decode()
 
 
-@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "404", "500"])
+@pytest.mark.django_db
+@pytest.mark.parametrize("is_staff", [False, True])
+def test_a_form_of_an_address_that_the_site_does_not_know_is_told_of_the_setting(
+    is_staff: bool,
+) -> None:
+    browser = Client(enforce_csrf_checks=True)
+    if is_staff:
+        browser.force_login(get_user_model().objects.create_superuser("admin", ""))
+    form = {"username": "admin", "password": "x"}
+    answer = browser.post("/admin/login/", form, headers={"origin": "https://ai.example.org"})
+    assert answer.status_code == 403
+    assert "CSRF_TRUSTED_ORIGINS" in answer.content.decode()
+
+
+@pytest.mark.parametrize("name", ["400", "403", "403_csrf", "403_origin", "404", "500"])
 def test_error_pages_need_nothing_but_their_template(name: str) -> None:
     text = render_to_string(f"{name}.html")
     assert '<html lang="en">' in text
@@ -89,6 +103,16 @@ def test_strangers_are_shown_nothing_of_the_console() -> None:
     answer = Client().get("/nothing")
     assert answer.status_code == 404
     assert "Models and workers" not in answer.content.decode()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_client_that_leaves_out_v1_is_told_where_the_api_is(method: str) -> None:
+    browser = Client(enforce_csrf_checks=True)
+    answer = getattr(browser, method)("/chat/completions", headers={"accept": "application/json"})
+    assert answer.status_code == 404
+    told = f"Invalid URL ({method.upper()} /chat/completions). The API is below /v1."
+    assert answer.json()["error"]["message"] == told
 
 
 @pytest.mark.django_db

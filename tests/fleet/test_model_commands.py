@@ -93,7 +93,9 @@ def test_a_size_that_no_model_can_have_is_refused(option: str, value: str) -> No
         call_command("models", "check", str(DEMO_FILE), f"{option}={value}")
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"no model at all"])
+@pytest.mark.parametrize(
+    "content", [b"", b"GGUF", b"no model at all", DEMO_FILE.read_bytes()[:3_000_000]]
+)
 def test_what_is_no_model_is_told(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(content)

@@ -25,10 +25,22 @@ PROGRAMS = [
 CURRENT = [page for page in PAGES if page.parent.name != "decisions"]
 """Decisions name the files of their time."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-_FILE = re.compile(
-    r"`((?:inference_site|completions|responses_api|worker|tests|tools|benchmarks)"
-    r"/[\w./-]*(?:/|\.(?:py|html|js)))`"
+_FOLDERS = (
+    "inference_site",
+    "completions",
+    "responses_api",
+    "worker",
+    "tests",
+    "tools",
+    "benchmarks",
 )
+_FILE = re.compile(rf"`((?:{'|'.join(_FOLDERS)})/[\w./-]*(?:/|\.(?:py|html|js)))`")
+_SHORT_NAME = re.compile(r"`([\w/-]+\.(?:py|html|js))`")
+"""A file by the end of its path."""
+FILES = [
+    "/manage.py",
+    *(f"/{f.relative_to(ROOT)}" for one in _FOLDERS for f in (ROOT / one).rglob("*.*")),
+]
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -56,8 +68,11 @@ def test_links_lead_to_pages_and_headings(page: Path) -> None:
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
-    missing = {name for name in _FILE.findall(text_of(page)) if not (ROOT / name).exists()}
-    assert not {name for name in missing if "NAME" not in name}
+    text = text_of(page)
+    missing = {name for name in _FILE.findall(text) if not (ROOT / name).exists()}
+    short = set(_SHORT_NAME.findall(text))
+    missing |= {name for name in short if not any(file.endswith(f"/{name}") for file in FILES)}
+    assert not {name for name in missing if not re.search("NAME|TYPE", name)}
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.place)

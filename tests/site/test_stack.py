@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -100,6 +101,13 @@ def test_without_a_file_for_the_first_key_there_is_neither_key_nor_admin(tmp_pat
 def test_a_port_that_there_is_not_is_told(port: int) -> None:
     with pytest.raises(ServiceError, match=f":{port}: a port is from 1 to 65535"):
         listening_socket("127.0.0.1", port)
+
+
+def test_an_address_that_is_taken_is_told_with_what_make_takes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServiceError, match=f":{port}: .*make serve PORT="):
+            listening_socket("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o700])

@@ -122,6 +122,7 @@ def parse(source: str) -> dict[str, Node]:
     """Return the rules by name. Raise ValueError for invalid GBNF."""
     bodies: dict[str, _Body] = {}
     body: _Body | None = None
+    named_in: dict[str, int] = {}
     for kind, value, line in _tokens(source):
         try:
             if kind == "head":
@@ -133,10 +134,15 @@ def parse(source: str) -> dict[str, Node]:
                 raise ValueError(f"{value!r} belongs to no rule")
             else:
                 body.add(kind, value)
+                if kind == "name":
+                    named_in.setdefault(value, line)
         except ValueError as exc:
             raise ValueError(f"line {line}: {exc}") from exc
     if "root" not in bodies:
         raise ValueError("there is no rule 'root'")
+    for name, line in named_in.items():
+        if name not in bodies:
+            raise ValueError(f"line {line}: there is no rule {name!r}")
     return {name: body.node() for name, body in bodies.items()}
 
 
@@ -201,10 +207,7 @@ _ALL = (1 << _OTHERS + 1) - 1
 
 
 class Analysis:
-    """The properties of nodes and rules that a translation needs, such as how they may begin.
-
-    Raise ValueError for a rule that is missing.
-    """
+    """The properties of nodes and rules that a translation needs, such as how they may begin."""
 
     def __init__(self, rules: dict[str, Node]) -> None:
         self._rules = rules
@@ -237,8 +240,6 @@ class Analysis:
             case Text(value):
                 return not value
             case Reference(name):
-                if name not in self._is_empty:
-                    raise ValueError(f"there is no rule {name!r}")
                 return self._is_empty[name]
             case Repeat(inner, sign):
                 return sign[0] in "*?" or sign.startswith("{0") or self.can_be_empty(inner)

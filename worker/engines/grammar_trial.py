@@ -62,13 +62,11 @@ def try_grammar(kind: str, source: str, tokenizer: LLTokenizer) -> tuple[str, st
 
 
 def _one_line(error: str) -> str:
-    """Return llguidance's error in one line, with line, column and reason."""
-    place = _PLACE.match(error)
-    if place is None:
-        return f"{error.splitlines()[0]} (llguidance)"
-    reason = _REASON.search(error)
-    message = f"{place[3]} {reason[1]}" if reason else place[3]
-    return f"line {place[1]}, column {place[2]}: {message} (llguidance)"
+    """Return llguidance's error in one line, with the reason, and the place if it has one."""
+    place, reason = _PLACE.match(error), _REASON.search(error)
+    message = place[3] if place else error.splitlines()[0]
+    where = f"line {place[1]}, column {place[2]}: " if place else ""
+    return f"{where}{message}{f' {reason[1]}' if reason else ''} (llguidance)"
 
 
 def _walk(matcher: LLMatcher) -> str:

@@ -325,7 +325,8 @@ class Run:
 
     def _logged(self) -> AbstractContextManager[None]:
         claim = self.claim
-        return log_fields({"request_id": claim.request_id, "generation_id": claim.public_id})
+        ids = {"request_id": claim.request_id, "generation_id": claim.public_id}
+        return log_fields({**ids, "model": claim.model, "project": claim.project_id})
 
     def _requeue(self, error: Exception) -> bool:
         """Put the generation back into the queue; False if it is no longer this worker's.

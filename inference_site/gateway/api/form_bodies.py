@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 
 from rest_framework.parsers import BaseParser
 
-from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError, UnsupportedMediaError
 from inference_site.gateway.api.json_bodies import decode_json, is_too_deep, require_bounded
 from inference_site.gateway.api.payload import WireRequest, shown_name
 
@@ -58,7 +58,10 @@ def decode_form(encoded: bytes, model: type[WireRequest]) -> dict[str, Any]:
 
     Raise InvalidRequestError if it is no form, has too many fields, is nested too deeply, or
     contradicts itself; and for the bounds of ``decode_json``, which hold for its texts together.
+    Raise UnsupportedMediaError for JSON, which ``curl -d`` calls a form unless told otherwise.
     """
+    if encoded.lstrip().startswith(b"{"):
+        raise UnsupportedMediaError
     if encoded.count(b"&") >= _MAX_FIELDS:
         raise InvalidRequestError(f"The form has more than {_MAX_FIELDS} fields.")
     try:

@@ -96,6 +96,8 @@ class Command(BaseCommand):
     def _check(self, file: Path, slots: int | None, context_length: int | None) -> None:
         slots, context = fitting_sizes(file, slots, context_length, {})
         spec = ModelSpec(file.stem, "llama_cpp", file, slots=slots, context_length=context)
+        if fault := model_file_error(spec):
+            raise CommandError(f"{fault}.")
         try:
             model = ModelMemory(spec, file)
             needs, free = model.needs, memory_bytes()[1]

@@ -226,7 +226,8 @@ def listening_socket(host: str, port: int) -> socket.socket | None:
         listening.close()
         why = getattr(exc, "strerror", None) or "a port is from 1 to 65535"
         raise ServiceError(
-            f"Cannot listen on {host}:{port}: {why}. Choose another with --port."
+            f"Cannot listen on {host}:{port}: {why}. Choose another: "
+            "`make serve PORT=… HOST=…`, or --port and --host."
         ) from exc
     if family == socket.AF_INET6:
         listening.close()

@@ -131,6 +131,7 @@ def test_grammar_of_each_kind_is_met(engine: Engine, constraint: Constraint, pat
     [
         ("regex", "a(", "line 1, column 8: .* unclosed group (llguidance)"),
         ("lark", 'start: "a"\n\nx ::= y', "line 3, column 4: Expected .* (llguidance)"),
+        ("json_schema", '{"pattern": "(?=a)"}', "regex parse error: look-around.* (llguidance)"),
         ("gbnf", 'root ::= "a" b\nb ::= [0-9', "line 2: cannot read '[0-9'"),
         ("gbnf", 'root ::= "a"\n\n  )', "line 3: ')' belongs to no rule"),
         ("gbnf", 'root ::= b\nb ::= ("a"', "line 2: a group is not closed"),

@@ -24,6 +24,7 @@ from inference_site.core.domain.deltas import TextDelta, Usage
 from inference_site.core.domain.errors import EngineUnavailable
 from inference_site.core.domain.model_spec import ModelSpec, Price
 from inference_site.core.domain.request import GenerationRequest, Sampling
+from inference_site.core.observability.logs import AddLogFields
 from inference_site.core.storage import postgresql
 from inference_site.core.storage.redis import client_for
 from inference_site.runs import maintenance
@@ -175,6 +176,18 @@ def test_what_nobody_foresaw_is_logged_and_not_told(
     assert (row.status, row.error_code) == (Status.FAILED, "server_error")
     assert "secret detail" in caplog.text
     assert "secret detail" not in attempt.stream.text
+
+
+def test_each_line_of_a_run_names_its_model_and_project(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempt = start()
+    attempt.engine = BrokenEngine(ZeroDivisionError("secret detail"))
+    caplog.handler.addFilter(shown := AddLogFields())
+    row = attempt.drive()
+    caplog.handler.removeFilter(shown)
+    named = {(vars(line).get("model"), vars(line).get("project")) for line in caplog.records}
+    assert named == {(row.model, row.project_id)}
 
 
 def test_an_engine_that_is_unavailable_is_retryable_and_logged_without_a_traceback(
