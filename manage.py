@@ -26,6 +26,8 @@ _PROCESSES = frozenset({"web", "worker", "beat"})
 
 def _main() -> None:
     """Run the command; print one line for what an operator can mend, unless ``--traceback``."""
+    if sys.argv[1:2] == ["runserver"]:
+        sys.exit("CommandError: Django's server cannot stream (WSGI): start `manage.py serve`.")
     if not _PROCESSES.intersection(sys.argv[1:2]):  # One line has the reason, at the end.
         logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
         logging.getLogger("inference_site.files.storage").setLevel(logging.CRITICAL)

@@ -48,6 +48,12 @@ def test_without_postgresql_a_command_names_it_in_one_line(tmp_path: Path, comma
     assert "Connection refused" in line
 
 
+def test_the_server_of_django_is_refused_because_it_cannot_stream(tmp_path: Path) -> None:
+    done = manage(tmp_path, "runserver")
+    assert done.returncode == 1
+    assert done.stderr.endswith("start `manage.py serve`.\n")
+
+
 @pytest.mark.django_db  # The command uses the server of the tests.
 def test_a_database_that_there_is_not_is_told_in_one_line(tmp_path: Path) -> None:
     address = urlsplit(os.environ["DATABASE_URL"])._replace(path="/not_there").geturl()
