@@ -470,10 +470,13 @@ def test_tool_without_parameters_is_called_without_arguments(
 
 
 @pytest.mark.parametrize("tool_choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "object", "properties": {"x": {"$ref": "#/$defs/Missing"}}}, {"$ref": "Missing"}],
+)
 def test_reference_to_nothing_is_refused_and_names_the_tools(
-    client: openai.OpenAI, tool_choice: str
+    client: openai.OpenAI, schema: dict[str, Any], tool_choice: str
 ) -> None:
-    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Missing"}}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, OSLO, tools=tools, tool_choice=tool_choice)

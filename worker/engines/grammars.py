@@ -131,7 +131,7 @@ def _choices(schema: Any, root: Any, counted: dict[int, int]) -> int:
 
 def _target(root: Any, reference: str) -> Any:
     """Return the part of a schema that a reference names; None if there is none."""
-    found = root
+    found = root if reference.startswith("#") else None
     for key in reference.removeprefix("#").split("/")[1:]:
         if isinstance(found, list):
             is_there = key.isdecimal() and len(key) < 9 and int(key) < len(found)
