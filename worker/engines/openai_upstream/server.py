@@ -45,8 +45,8 @@ _MAX_BODY_LOGGED = 200
 _ALIVE = (429,)
 """Status of a server that limits requests: it is up."""
 CLOSE = {"Connection": "close"}
-"""For requests that come every few seconds: llama.cpp looks at each idle connection 100 times a
-second, which costs more than to connect again."""
+"""For requests to a worker's own server that come every few seconds: llama.cpp looks at each idle
+connection 100 times a second, which costs more than to connect again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Server:
     variables of the chat template. ``timeout_s`` bounds the wait for a connection and for each
     chunk; ``check_every_s`` is the interval of the health checks. ``allowed_addresses`` are the
     only ones to connect to; None: any. ``socket`` is the path of a unix socket to connect to
-    instead.
+    instead. ``is_own``: this worker has started it.
     """
 
     base_urls: tuple[str, ...]
@@ -91,6 +91,7 @@ class Server:
     headers: Mapping[str, str] = field(repr=False)
     allowed_addresses: AllowedAddresses | None = None
     socket: str = ""
+    is_own: bool = False
 
     def without_key(self, text: str) -> str:
         """Return a text of the server with the key replaced by asterisks."""
@@ -136,6 +137,7 @@ def own_server(
         key=at.key,
         headers={},
         socket=at.socket,
+        is_own=True,
     )
 
 
@@ -367,9 +369,12 @@ class Health:
 
     async def _listed(self, address: Address, url: str) -> dict[str, str] | None:
         """Return the server's models: their ids by name and alias; None if it limits requests."""
+        # A server that closes the connection without saying so would close it under the next
+        # request: aiohttp keeps it until then.
+        headers = CLOSE if self._server.is_own else None
         try:
             async with asyncio.timeout(self._patience_s):
-                async with self._session.get(url, allow_redirects=False, headers=CLOSE) as answer:
+                async with self._session.get(url, allow_redirects=False, headers=headers) as answer:
                     body, status = await body_within(answer, _MAX_LIST_BYTES), answer.status
         except (aiohttp.ClientError, OSError) as exc:
             reason = str(exc) or type(exc).__name__

@@ -438,6 +438,21 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced(
         assert sink.text == "a"
 
 
+def test_a_connection_of_a_health_check_that_the_server_closes_is_not_used(
+    server: UpstreamServer, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = server.list_models
+
+    def list_and_pause(talk: Talk) -> None:
+        listed(talk)
+        time.sleep(0.3)  # A connection that is to be closed is closed after that.
+
+    server.list_models = list_and_pause
+    load().run(HELLO, RecordingSink())
+    assert len(server.asked) == 1
+    assert "disconnected" not in caplog.text
+
+
 def test_a_server_that_comes_back_is_found(load: Load) -> None:
     port = free_port()
     with UpstreamServer(port).running() as server:
