@@ -181,6 +181,19 @@ def test_a_correction_gives_no_credit(api_key: Key) -> None:
     assert remaining(hit(one, 1)) == [99]
 
 
+def test_an_estimate_is_corrected_in_the_minute_in_which_it_was_counted(api_key: Key) -> None:
+    key = api_key[0]
+    ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
+    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    hit(one, 60)
+    pass_time(64)
+    hit(one, 20)
+    correct([used(key, 60, 10, age_s=64)], time.time())
+    assert remaining(hit(one, 1)) == [70], "of the 10, nine count still"
+    correct([used(key, 10, 0, age_s=64), used(key, 20, 0, age_s=0)], time.time())
+    assert remaining(hit(one, 1)) == [98]
+
+
 def test_the_headers_describe_the_window_with_the_least_left() -> None:
     windows = [
         Window("requests", 10, 5, 59.2),

@@ -92,6 +92,16 @@ def test_tokens_a_minute_are_corrected_by_what_was_used(stack: ServedStack) -> N
         wait_until(lambda: http.post(CHAT, json=ask(800)).status_code == 200, 120, "the correction")
 
 
+def test_an_answer_that_ends_in_the_next_minute_is_corrected_too(stack: ServedStack) -> None:
+    key = make_key(stack, tokens_per_minute=1000)
+    across = ask(900, "scripted", '[{"text": "a"}, {"sleep_ms": 500}]')
+    with key.http(stack) as http, stack.redis() as counts:
+        assert http.post(CHAT, json=ask(1)).status_code == 200
+        counts.pexpire(f"limit:{{tokens/key/{key.id}}}", 60_300)  # Its minute ends in 0.3 s.
+        assert http.post(CHAT, json=across).status_code == 200
+        wait_until(lambda: http.post(CHAT, json=ask(800)).status_code == 200, 20, "the correction")
+
+
 def test_a_request_that_is_refused_for_another_reason_counts_nothing(stack: ServedStack) -> None:
     key = make_key(stack, requests_per_minute=1)
     with key.http(stack) as http:
