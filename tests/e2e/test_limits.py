@@ -85,11 +85,12 @@ def test_the_official_client_raises_its_rate_limit_error(stack: ServedStack) -> 
 
 
 def test_tokens_a_minute_are_corrected_by_what_was_used(stack: ServedStack) -> None:
-    """What was estimated for an answer that turned out short is there again."""
+    """What was estimated for an answer that turned out short is there for the next request."""
     key = make_key(stack, tokens_per_minute=1000)
     with key.http(stack) as http:
-        assert http.post(CHAT, json=ask(900, stop=["e", "a", "o"])).status_code == 200
-        wait_until(lambda: http.post(CHAT, json=ask(800)).status_code == 200, 120, "the correction")
+        codes = [http.post(CHAT, json=ask(900, "scripted")).status_code for _ in range(6)]
+    # One may come between the commit of the accounting by beat and its correction of the limit.
+    assert codes.count(200) >= 5
 
 
 def test_an_answer_that_ends_in_the_next_minute_is_corrected_too(stack: ServedStack) -> None:
