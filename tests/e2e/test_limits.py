@@ -139,6 +139,21 @@ def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
         wait_until(lambda: http.post(CHAT, json=ask()).status_code == 200, 120, "their end")
 
 
+_MAKE = "UPDATE generations_generation SET kind = %s, background = %s WHERE public_id = %s"
+
+
+def test_the_indexing_of_files_is_no_run(stack: ServedStack) -> None:
+    key = make_key(stack, concurrent_runs=1)
+    endless = ask(model="scripted", text=ENDLESS, max_tokens=None, stream=True)
+    with key.http(stack) as http, http.stream("POST", CHAT, json=endless) as running:
+        first = next(line for line in running.iter_lines() if line.startswith("data: "))
+        id_ = json.loads(first.removeprefix("data: "))["id"]
+        assert http.post(CHAT, json=ask()).status_code == 429
+        stack.sql(_MAKE, "vector_store.embedding", True, id_)
+        assert http.post(CHAT, json=ask()).status_code == 200
+        stack.sql(_MAKE, "chat.completion", False, id_)
+
+
 @pytest.mark.parametrize("count", [24, pytest.param(80, marks=pytest.mark.stress)])
 def test_a_budget_is_not_exceeded_by_more_than_what_is_in_flight(
     stack: ServedStack, count: int

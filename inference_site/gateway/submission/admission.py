@@ -51,7 +51,9 @@ SELECT pg_advisory_xact_lock({0x1F5A0001}, (%(key_id)s %% 2147483647)::int),
 _COUNT_RUNS = """
 SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
 WHERE project_id = %(project_id)s AND finished_at IS NULL
+    AND NOT (kind = 'vector_store.embedding' AND background)
 """
+"""Limits do not count the indexing of files."""
 
 TierName = Literal["default", "flex", "priority"]
 
