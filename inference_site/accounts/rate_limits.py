@@ -170,12 +170,14 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
                 for earlier in counted:
                     earlier.change_count(-earlier.cost(tokens or 0))
                 wait_s = max(1, math.ceil(limit.wait_s(limit.cost(tokens or 0))))
-                raise RateLimitError(
+                error = RateLimitError(
                     f"Rate limit reached: {limit.amount} {limit.unit} a minute of this "
                     f"{limit.owner}. Please try again in {duration(wait_s)}.",
                     retry_after_s=wait_s,
                     headers=current_headers(caller),
                 )
+                error.type = limit.unit
+                raise error
             windows.append(limit.window())
             counted.append(limit)
     except redis.exceptions.RedisError as exc:

@@ -61,8 +61,9 @@ def test_a_limit_of_a_project_applies_to_all_its_keys() -> None:
 def test_tokens_are_counted_and_a_refused_request_counts_none() -> None:
     one = caller(Limits(tokens_per_minute=100))
     assert remaining(hit(one, 60)) == [40]
-    with pytest.raises(RateLimitError, match="100 tokens a minute"):
+    with pytest.raises(RateLimitError, match="100 tokens a minute") as caught:
         hit(one, 41)
+    assert caught.value.envelope["error"]["type"] == "tokens", "as OpenAI's API says it"
     assert remaining(hit(one, 40)) == [0]
 
 

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.keys import MadeKey, make_budget, make_key
+from tests.e2e.keys import MadeKey, insert, make_budget, make_key
 from tests.e2e.scripts import ENDLESS
 from tests.served_stack import ServedStack, wait_until
 
@@ -93,6 +93,16 @@ def test_tokens_a_minute_are_corrected_by_what_was_used(stack: ServedStack) -> N
     assert codes.count(200) >= 5
 
 
+def test_a_refusal_says_which_limit_was_reached(stack: ServedStack) -> None:
+    key = make_key(stack, tokens_per_minute=1000, requests_per_minute=1)
+    endless = ask(950, "scripted", ENDLESS, stream=True)
+    with key.http(stack) as http, http.stream("POST", CHAT, json=endless):
+        assert http.post(CHAT, json=ask(900)).json()["error"]["type"] == "requests"
+    key = make_key(stack, tokens_per_minute=1000)
+    with key.http(stack) as http, http.stream("POST", CHAT, json=endless):
+        assert http.post(CHAT, json=ask(900)).json()["error"]["type"] == "tokens"
+
+
 def test_an_answer_that_ends_in_the_next_minute_is_corrected_too(stack: ServedStack) -> None:
     key = make_key(stack, tokens_per_minute=1000)
     across = ask(900, "scripted", '[{"text": "a"}, {"sleep_ms": 500}]')
@@ -139,19 +149,20 @@ def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
         wait_until(lambda: http.post(CHAT, json=ask()).status_code == 200, 120, "their end")
 
 
-_MAKE = "UPDATE generations_generation SET kind = %s, background = %s WHERE public_id = %s"
-
-
 def test_the_indexing_of_files_is_no_run(stack: ServedStack) -> None:
     key = make_key(stack, concurrent_runs=1)
-    endless = ask(model="scripted", text=ENDLESS, max_tokens=None, stream=True)
-    with key.http(stack) as http, http.stream("POST", CHAT, json=endless) as running:
-        first = next(line for line in running.iter_lines() if line.startswith("data: "))
-        id_ = json.loads(first.removeprefix("data: "))["id"]
-        assert http.post(CHAT, json=ask()).status_code == 429
-        stack.sql(_MAKE, "vector_store.embedding", True, id_)
+    with key.http(stack) as http:
+        made = stack.row(http.post(CHAT, json=ask()).json()["id"])
+        # No worker has its model, so it waits.
+        waiting = {"status": "queued", "finished_at": None, "claimed_at": None, "model": "none"}
+        row = {**made, **waiting, "public_id": f"emb_{key.id}", "kind": "vector_store.embedding"}
+        row |= {"background": True, "is_accounted": False}
+        del row["id"], row["created_at"]
+        pk = insert(stack, "generations_generation", **row)
         assert http.post(CHAT, json=ask()).status_code == 200
-        stack.sql(_MAKE, "chat.completion", False, id_)
+        stack.sql("UPDATE generations_generation SET background = false WHERE id = %s", pk)
+        assert http.post(CHAT, json=ask()).status_code == 429
+        stack.sql("DELETE FROM generations_generation WHERE id = %s", pk)
 
 
 @pytest.mark.parametrize("count", [24, pytest.param(80, marks=pytest.mark.stress)])
