@@ -7,6 +7,7 @@ background work of the queue, done by any worker that serves the store's embeddi
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from array import array
@@ -128,6 +129,8 @@ class _Document:
     def __init__(self, entry: VectorStoreFile) -> None:
         self._entry = entry
         self._renewed_at = time.monotonic()
+        self._too_large = math.inf
+        """Bytes of the smallest text that the model has refused as too long."""
 
     def index(self) -> None:
         """Index the file, and store how that ended."""
@@ -170,10 +173,7 @@ class _Document:
         size = 0
         for first in range(0, len(parts), _AT_ONCE):
             some = parts[first : first + _AT_ONCE]
-            try:
-                vectors = self._embed(some)
-            except TextTooLong:
-                vectors = [self._embedded_in_parts(part) for part in some]
+            vectors = self._vectors(some)
             with release_connection_after():
                 if not chunks.add(entry, first, some, vectors):
                     raise _Lost
@@ -183,19 +183,24 @@ class _Document:
                 entry, IndexingStatus.COMPLETED, chunk_count=len(parts), usage_bytes=size
             )
 
-    def _embedded_in_parts(self, text: str) -> array[float]:
-        """Return the vector of one text: the mean of its halves' if it is too long.
+    def _vectors(self, texts: Sequence[str]) -> list[array[float]]:
+        """Return the vectors of texts: of one that is too long, the mean of its halves'.
 
-        The order of words far apart is lost, as it would be in chunks of that length.
+        The order of words far apart is lost, as it would be in chunks of that length. A text as
+        large as one that was refused is not tried, because each refusal is a failed request.
         """
-        try:
-            return self._embed([text])[0]
-        except TextTooLong:
-            if len(text) < _SHORTEST:
-                raise NotPossible("The embedding model takes no text of this length.") from None
-        middle = len(text) // 2
-        left, right = (self._embedded_in_parts(half) for half in (text[:middle], text[middle:]))
-        return array("f", ((a + b) / 2 for a, b in zip(left, right, strict=True)))
+        if all(len(text) < _SHORTEST or len(text.encode()) < self._too_large for text in texts):
+            with suppress(TextTooLong):
+                return self._embed(texts)
+            if len(texts) == 1 and len(texts[0]) < _SHORTEST:
+                raise NotPossible("The embedding model takes no text of this length.")
+            if len(texts) == 1:
+                self._too_large = len(texts[0].encode())
+        if len(texts) > 1:
+            return [vector for text in texts for vector in self._vectors([text])]
+        middle = len(texts[0]) // 2
+        left, right = self._vectors([texts[0][:middle], texts[0][middle:]])
+        return [array("f", ((a + b) / 2 for a, b in zip(left, right, strict=True)))]
 
     def _embed(self, texts: Sequence[str]) -> list[array[float]]:
         return embed(

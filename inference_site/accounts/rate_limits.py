@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -107,6 +107,23 @@ class _Limit:
         if change:
             limit_storage().acquire_sliding_window_entry(self._key, _NO_LIMIT, _WINDOW_S, change)
 
+    def take_back(self, counted: Sequence[tuple[float, int]]) -> None:
+        """Reduce the counts by numbers that were counted some seconds ago, where they were counted.
+
+        What was counted before the previous window counts no more.
+        """
+        previous, previous_s, _current, current_s = self._counts()
+        began_s = 2 * _WINDOW_S - current_s  # Since the beginning of the current window.
+        earlier = sum(n for age_s, n in counted if began_s < age_s <= began_s + _WINDOW_S)
+        from_previous = min(earlier, previous)
+        if from_previous and previous_s > 1:  # Later it hardly counts, and may have expired.
+            storage = limit_storage()
+            key = storage._previous_window_key(self._key)
+            storage.incr(key, _WINDOW_S, -from_previous)
+        # The clocks of hosts differ: what the previous window does not have is in this one.
+        in_current = sum(n for age_s, n in counted if age_s <= began_s)
+        self.change_count(from_previous - earlier - in_current)
+
 
 @cache
 def limit_storage() -> RedisStorage:
@@ -153,12 +170,14 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
                 for earlier in counted:
                     earlier.change_count(-earlier.cost(tokens or 0))
                 wait_s = max(1, math.ceil(limit.wait_s(limit.cost(tokens or 0))))
-                raise RateLimitError(
+                error = RateLimitError(
                     f"Rate limit reached: {limit.amount} {limit.unit} a minute of this "
                     f"{limit.owner}. Please try again in {duration(wait_s)}.",
                     retry_after_s=wait_s,
                     headers=current_headers(caller),
                 )
+                error.type = limit.unit
+                raise error
             windows.append(limit.window())
             counted.append(limit)
     except redis.exceptions.RedisError as exc:
@@ -242,16 +261,20 @@ def correct(accounted: Iterable[AccountedGeneration], now_s: float) -> None:
     estimated = [row for row in accounted if row.reserved_tokens]
     keys = _token_limits(ApiKey, {row.api_key_id for row in estimated})
     projects = _token_limits(Project, {row.project_id for row in estimated})
-    changes: Counter[_Limit] = Counter()
+    too_much: defaultdict[_Limit, list[tuple[float, int]]] = defaultdict(list)
+    too_little: Counter[_Limit] = Counter()
     for row in estimated:
         for limit in (keys.get(row.api_key_id), projects.get(row.project_id)):
             if limit is None:
                 continue
             change = row.used_tokens - limit.cost(row.reserved_tokens)
-            # An estimate of more than a minute ago is no longer in the window.
-            has_expired = now_s - row.created_at.timestamp() > _WINDOW_S
-            changes[limit] += 0 if change < 0 and has_expired else change
-    for limit, change in changes.items():
+            if change < 0:
+                too_much[limit].append((now_s - row.created_at.timestamp(), -change))
+            else:
+                too_little[limit] += change
+    for limit, counted in too_much.items():
+        limit.take_back(counted)
+    for limit, change in too_little.items():
         limit.change_count(change)
 
 

@@ -42,7 +42,7 @@ Rows = Sequence[Mapping[str, Any]]
 def download(
     name: str, form: str, columns: Sequence[str], batches: Iterator[Rows]
 ) -> StreamingHttpResponse:
-    """Return an answer with the rows of all batches; each batch is read in a thread."""
+    """Return an answer with the rows of all batches; each is read and written in a thread."""
     answer = StreamingHttpResponse(_lines(form, columns, batches), content_type=FORMS[form])
     name = f"{name}-{timezone.now():%Y%m%d-%H%M}.{form}"
     answer["Content-Disposition"] = f'attachment; filename="{name}"'
@@ -53,17 +53,19 @@ async def _lines(
     form: str, columns: Sequence[str], batches: Iterator[Rows]
 ) -> AsyncIterator[bytes]:
     @sync_to_async(thread_sensitive=False)
-    def read_next() -> Rows | None:
+    def next_lines() -> bytes | None:
         with release_connection_after():
-            return next(batches, None)
+            rows = next(batches, None)
+        if rows is None:
+            return None
+        if form == "csv":
+            return _csv(csv_row(row, columns) for row in rows)
+        return b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
 
     if form == "csv":
         yield _csv([columns])
-    while (rows := await read_next()) is not None:
-        if form == "csv":
-            yield _csv(csv_row(row, columns) for row in rows)
-        else:
-            yield b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows)
+    while (lines := await next_lines()) is not None:
+        yield lines
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> bytes:

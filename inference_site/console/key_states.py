@@ -172,6 +172,7 @@ def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[Pro
     # The project is the first column of the index of generations that have not ended.
     project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
     current = Generation.objects.filter(project=project, finished_at=None)
+    current = current.exclude(kind="vector_store.embedding", background=True)  # Indexing of files.
     runs = (current.filter(api_key=tenant.pk) if isinstance(tenant, ApiKey) else current).count()
     percent = min(100, 100 * runs // limit)
     whose = "" if tenant == shown_for else ", whole project"

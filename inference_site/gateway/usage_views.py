@@ -189,7 +189,11 @@ class UsageQuery(BaseModel):
     """Query parameters of a project's usage. Names of list parameters may end in ``[]``."""
 
     start_time: _Time | SkipJsonSchema[None] = Field(
-        None, description="Unix seconds. Default: six days ago, so that today is the seventh day."
+        None,
+        description=(
+            "Unix seconds. Default: so that `end_time` is in the seventh day, the 24th hour or the "
+            "60th minute."
+        ),
     )
     end_time: _Time | SkipJsonSchema[None] = Field(
         None, description="Unix seconds, exclusive. Default: now."
@@ -537,9 +541,12 @@ def _span(
 ) -> tuple[Span, bool]:
     """Return the range of one page, and whether the query covers buckets after it."""
     period = _PERIODS[query.bucket_width]
-    now = timezone.now()
-    start = now - dt.timedelta(days=6) if query.start_time is None else _moment(query.start_time)
-    end = now if query.end_time is None else _moment(query.end_time)
+    default_limit, max_limit = _PAGE_LIMITS[query.bucket_width]
+    end = timezone.now() if query.end_time is None else _moment(query.end_time)
+    last = floor(end - dt.timedelta(microseconds=1), period)
+    start = last - (default_limit - 1) * PERIOD_LENGTH[period]
+    if query.start_time is not None:
+        start = _moment(query.start_time)
     if end <= start:
         raise InvalidRequestError(
             "Invalid 'end_time': it must be later than 'start_time'.", param="end_time"
@@ -551,7 +558,6 @@ def _span(
                 "Invalid 'page': send 'next_page' of the last answer.", param="page"
             )
         start = max(start, _moment(int(seconds)))
-    default_limit, max_limit = _PAGE_LIMITS[query.bucket_width]
     max_limit = most_days or max_limit
     limit = default_limit if query.limit is None else query.limit
     if limit > max_limit:

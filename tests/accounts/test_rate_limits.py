@@ -61,8 +61,9 @@ def test_a_limit_of_a_project_applies_to_all_its_keys() -> None:
 def test_tokens_are_counted_and_a_refused_request_counts_none() -> None:
     one = caller(Limits(tokens_per_minute=100))
     assert remaining(hit(one, 60)) == [40]
-    with pytest.raises(RateLimitError, match="100 tokens a minute"):
+    with pytest.raises(RateLimitError, match="100 tokens a minute") as caught:
         hit(one, 41)
+    assert caught.value.envelope["error"]["type"] == "tokens", "as OpenAI's API says it"
     assert remaining(hit(one, 40)) == [0]
 
 
@@ -118,7 +119,7 @@ def test_a_refusal_says_when_the_request_has_room(
     assert told_s is not None
     assert wait_s - 1 - took_s <= told_s <= wait_s
     assert f"try again in {rate_limits.duration(told_s)}." in caught.value.message
-    pass_time(told_s)
+    pass_time(told_s + 0.001)  # The minute ends after its last millisecond.
     hit(one, tokens)
 
 
@@ -179,6 +180,19 @@ def test_a_correction_gives_no_credit(api_key: Key) -> None:
     assert remaining(hit(one, 1)) == [89]
     correct([used(key, 90, 0), used(key, 90, 0)], time.time())
     assert remaining(hit(one, 1)) == [99]
+
+
+def test_an_estimate_is_corrected_in_the_minute_in_which_it_was_counted(api_key: Key) -> None:
+    key = api_key[0]
+    ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
+    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    hit(one, 60)
+    pass_time(64)
+    hit(one, 20)
+    correct([used(key, 60, 10, age_s=64)], time.time())
+    assert remaining(hit(one, 1)) == [70], "of the 10, nine count still"
+    correct([used(key, 10, 0, age_s=64), used(key, 20, 0, age_s=0)], time.time())
+    assert remaining(hit(one, 1)) == [98]
 
 
 def test_the_headers_describe_the_window_with_the_least_left() -> None:

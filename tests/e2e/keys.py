@@ -37,7 +37,7 @@ def make_key(stack: ServedStack, *scopes: str, **fields: Any) -> MadeKey:
     name = f"k-{secret[-12:]}"
     own = {k: v for k, v in fields.items() if not k.startswith("project_")}
     projects = {k.removeprefix("project_"): v for k, v in fields.items() if k not in own}
-    project_id = _insert(stack, "accounts_project", name=name, is_active=True, **projects)
+    project_id = insert(stack, "accounts_project", name=name, is_active=True, **projects)
     key = {
         "project_id": project_id,
         "name": name,
@@ -46,13 +46,14 @@ def make_key(stack: ServedStack, *scopes: str, **fields: Any) -> MadeKey:
         "allowed_models": [],
         **own,
     }
-    key_id = _insert(stack, "accounts_apikey", **key)
+    key_id = insert(stack, "accounts_apikey", **key)
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    _insert(stack, "accounts_keysecret", api_key_id=key_id, digest=digest)
+    insert(stack, "accounts_keysecret", api_key_id=key_id, digest=digest)
     return MadeKey(secret, key_id, project_id)
 
 
-def _insert(stack: ServedStack, table: str, **row: Any) -> int:
+def insert(stack: ServedStack, table: str, **row: Any) -> int:
+    """Insert a row that is made now; return its primary key."""
     columns, marks = ", ".join([*row, "created_at"]), ", ".join(["%s"] * len(row))
     statement = f"INSERT INTO {table} ({columns}) VALUES ({marks}, now()) RETURNING id"  # noqa: S608
     [(id_,)] = stack.sql(statement, *row.values())
@@ -65,4 +66,4 @@ def make_budget(
     """Give the key's project a budget for the day, or ``each`` of a dimension."""
     budget = {"project_id": key.project_id, "unit": unit, "every": "day", "amount": amount}
     budget["each"] = each
-    _insert(stack, "accounts_budget", **budget)
+    insert(stack, "accounts_budget", **budget)

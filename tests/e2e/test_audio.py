@@ -157,6 +157,9 @@ def test_a_transcript_is_streamed_as_openai_does(
     assert "".join(e.delta for e in deltas if e.type == "transcript.text.delta") == "Hello there."
     assert done.type == "transcript.text.done"
     assert done.text == "Hello there."
+    assert done.usage is not None, "as the answer that is not streamed has it"
+    assert (done.usage.type, done.usage.input_tokens) == ("tokens", 9)
+    assert done.usage.total_tokens == 9 + done.usage.output_tokens
     row = last_row(stack, "transcription")
     assert (row["status"], row["streamed"], row["input_tokens"]) == ("completed", True, 9)
 

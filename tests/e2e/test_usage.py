@@ -63,6 +63,21 @@ def test_a_project_sees_what_it_used(
     assert result["project_id"] is result["model"] is None
 
 
+@pytest.mark.parametrize(("width", "buckets"), [("1m", 60), ("1h", 24), ("1d", 7)])
+def test_without_a_time_the_buckets_until_now_are_one_page(
+    stack: ServedStack, used: tuple[MadeKey, Any], width: str, buckets: int
+) -> None:
+    key, usage = used
+    with key.http(stack) as http:
+        page = http.get("/v1/usage", params={"bucket_width": width}).json()
+        ended = int(time.time()) // 86_400 * 86_400
+        before = http.get("/v1/usage", params={"bucket_width": width, "end_time": ended}).json()
+    assert (len(page["data"]), page["has_more"]) == (buckets, False)
+    [result] = [result for bucket in page["data"] for result in bucket["results"]]
+    assert result["output_tokens"] == usage.completion_tokens
+    assert (len(before["data"]), before["data"][-1]["end_time"]) == (buckets, ended)
+
+
 def test_a_project_sees_nothing_of_others(stack: ServedStack, used: tuple[MadeKey, Any]) -> None:
     stranger = make_key(stack)
     with stranger.http(stack) as http:

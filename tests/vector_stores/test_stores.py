@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,14 +187,23 @@ def test_long_file_has_overlapping_chunks_that_can_be_read(site: ReadingSite) ->
     assert "2793" in best.content[0].text
 
 
+_EMBEDDINGS = """SELECT status, count(*) FROM generations_generation
+WHERE kind = 'vector_store.embedding' AND api_key_id = %s GROUP BY status"""
+
+
 def test_one_too_long_for_the_model_is_embedded_in_parts(site: ReadingSite) -> None:
+    """The model refuses a text of each length once: refusals are failed requests of the model."""
+    key = make_key(site.stack)
+    own = replace(site, client=site.stack.client(key.secret))
     # Emoji have more tokens than a quarter of their characters.
-    file_id = site.file("faces.txt", "😀😃😄😁" * 800)
-    store = site.client.vector_stores.create()
-    entry = site.client.vector_stores.files.create_and_poll(
+    file_id = own.file("faces.txt", "😀😃😄😁" * 2_000)
+    store = own.client.vector_stores.create()
+    entry = own.client.vector_stores.files.create_and_poll(
         file_id, vector_store_id=store.id, poll_interval_ms=100
     )
     assert entry.status == "completed", entry.last_error
+    counts = dict(site.stack.sql(_EMBEDDINGS, key.id))
+    assert 0 < counts["failed"] <= 12 < counts["completed"]
 
 
 def test_what_cannot_be_read_fails_with_a_reason(site: ReadingSite) -> None:

@@ -30,6 +30,7 @@ from inference_site.core.errors.exceptions import api_error
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
 from inference_site.runs.models import ServiceClass
 from inference_site.runs.queue import WithRow
+from inference_site.runs.usage.accounting import settle_for_request
 
 _TOKENS_PER_MESSAGE = 10
 """Also for each pair of texts that is compared."""
@@ -50,7 +51,9 @@ SELECT pg_advisory_xact_lock({0x1F5A0001}, (%(key_id)s %% 2147483647)::int),
 _COUNT_RUNS = """
 SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
 WHERE project_id = %(project_id)s AND finished_at IS NULL
+    AND NOT (kind = 'vector_store.embedding' AND background)
 """
+"""Limits do not count the indexing of files."""
 
 TierName = Literal["default", "flex", "priority"]
 
@@ -127,7 +130,7 @@ def admit(
     reserve the rest of a budget; QuotaError when a budget is used up.
     """
     estimate = estimate_usage(caller, request)
-    headers = count_request(caller, estimate.tokens)
+    headers = _count(caller, estimate.tokens)
     try:
         yield Admission(caller, estimate, timezone.now(), headers, with_row, values)
     except BudgetExhausted as exc:
@@ -146,6 +149,20 @@ def admit(
             if error is not exc:  # The queue's: it knows no headers.
                 raise error from exc
         raise
+
+
+def _count(caller: Caller, tokens: int) -> dict[str, str]:
+    """Count a request as ``count_request`` does.
+
+    Before a limit of tokens refuses it, the estimates of what has ended are corrected.
+    """
+    try:
+        return count_request(caller, tokens)
+    except RateLimitError:
+        if not rate_limits.has_token_limit(caller):
+            raise
+        settle_for_request(caller.project_id)
+        return count_request(caller, tokens)
 
 
 def estimate_usage(caller: Caller, request: GenerationRequest) -> Estimate:

@@ -113,7 +113,8 @@ def submit(
             try:
                 place = _enqueue(submission, request_id, admission, tags, channel, is_wanted)
             except BudgetExhausted:
-                settle_for_request()  # Generations that have ended may have left some budget.
+                # Generations that have ended may have left some budget.
+                settle_for_request(submission.caller.project_id)
                 place = _enqueue(submission, request_id, admission, tags, channel, is_wanted)
     except BaseException:
         if follower is not None:

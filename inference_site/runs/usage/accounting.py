@@ -3,8 +3,8 @@
 A generation ends with ``is_accounted`` false. A step selects some of those rows, adds them up and
 marks them in one transaction, so a crash neither loses a row nor counts it twice. Then it corrects
 the token counts of the rate limits. Beat runs steps every second, and so does a request that a
-budget is about to refuse. A generation itself writes no shared row when it ends, so no generation
-waits for another.
+budget or a limit of tokens is about to refuse. A generation itself writes no shared row when it
+ends, so no generation waits for another.
 
 ``differences`` compares roll-ups and budgets with the usage log, which is the source of truth, in
 one snapshot. ``rebuild`` computes them again from it; it holds the accounting lock and the row
@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import BOUNDED, END_USER, TAG, Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
+from inference_site.runs.models import TERMINAL, Generation
 from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
     LONGEST_VALUE,
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 5_000
 _REQUEST_ROWS, _REQUEST_WAIT_MS = 500, 500
-"""Bounds of the step that a request runs before a budget refuses it."""
+"""Bounds of the step that a request runs before a budget or a limit refuses it."""
 _MAX_RUN_S = 1.0
 """Beat starts no further step after this time."""
 _LOCK = 0x1F5A_ACC0
@@ -290,9 +291,11 @@ def settle(max_rows: int = _MAX_ROWS, wait_ms: int = 0) -> list[AccountedGenerat
     return accounted
 
 
-def settle_for_request() -> None:
-    """Run a step that is small enough for a waiting request."""
-    settle(_REQUEST_ROWS, _REQUEST_WAIT_MS)
+def settle_for_request(project_id: int) -> None:
+    """Run a step that is small enough for a waiting request, if it may give the project room."""
+    ended = Generation.objects.filter(status__in=sorted(TERMINAL), is_accounted=False)
+    if ended.filter(project=project_id).exists():
+        settle(_REQUEST_ROWS, _REQUEST_WAIT_MS)
 
 
 def account_ended() -> None:

@@ -6,8 +6,9 @@ import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any
 
 from django.db import connection, transaction
@@ -51,11 +52,14 @@ class Usage:
 
     def without(self, part: Usage) -> Usage:
         """Return the usage that is not in ``part``."""
-        pairs = zip(astuple(self), astuple(part), strict=True)
+        pairs = zip(_numbers_of(self), _numbers_of(part), strict=True)
         return Usage(*(whole - less for whole, less in pairs))
 
 
-USAGE_COLUMNS = ("start", "project", "key", "model", *(field.name for field in fields(Usage)))
+_NUMBERS = tuple(field.name for field in fields(Usage))
+_numbers_of = attrgetter(*_NUMBERS)
+"""Returns the numbers of a usage. ``astuple`` also copies each, which takes ten times as long."""
+USAGE_COLUMNS = ("start", "project", "key", "model", *_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +170,11 @@ def _sums(span: Span, *columns: str, max_results: int | None = None) -> dict[Gro
 def _summed(
     rows: QuerySet[Any], columns: Sequence[str], order: Sequence[Any], max_results: int | None
 ) -> dict[GroupKey, Usage]:
-    names = [field.name for field in fields(Usage)]
-    sums = {f"sum_{name}": Sum(name) for name in names}
+    sums = {f"sum_{name}": Sum(name) for name in _NUMBERS}
     summed = rows.values(*columns).annotate(**sums).order_by(*order)
     return {
         tuple(row[column] for column in columns): Usage(
-            **{name: row[f"sum_{name}"] for name in names}
+            **{name: row[f"sum_{name}"] for name in _NUMBERS}
         )
         for row in summed[:max_results]
     }
@@ -244,7 +247,7 @@ def usage_records(
     keys = dict(ApiKey.objects.filter(pk__in=key_ids).values_list("pk", "name"))
     for (start, (project, key, model, *_)), sums in usage.items():
         names = (projects.get(project, project), keys.get(key, key), model)
-        numbers = ((round(n, 3) if isinstance(n, float) else n) for n in astuple(sums)[:-1])
+        numbers = ((round(n, 3) if isinstance(n, float) else n) for n in _numbers_of(sums)[:-1])
         cells = (start.isoformat(), *names, *numbers, f"{sums.cost:f}")
         yield dict(zip(USAGE_COLUMNS, cells, strict=True))
 

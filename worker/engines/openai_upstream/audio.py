@@ -80,6 +80,7 @@ class AudioReader:
         self.begun = False
         self._speaks = request.operation == "speak"
         self._usage: Usage | None = None
+        self._reported: dict[str, Any] = {}  # The usage in tokens, as events have it.
         self.restart()
 
     @property
@@ -136,7 +137,7 @@ class AudioReader:
         form = self.request.fields.get("response_format", "json")
         if self.request.streams:
             self._send(_event("delta", delta=text))
-            body = _event("done", text=text)
+            body = _event("done", text=text, **self._reported)
         elif form == "text":
             body = text.encode()
         elif not form.endswith("json"):
@@ -178,7 +179,7 @@ class AudioReader:
             return
         if encoded == DONE:
             if self._has_chunks:
-                self._send(_event("done", text=self._text.decode()))
+                self._send(_event("done", text=self._text.decode(), **self._reported))
             if not self.begun:
                 raise GenerationFailed("The model's server ended the stream without an answer.")
             self._finish()
@@ -212,7 +213,10 @@ class AudioReader:
             self._text = bytearray(text.encode())
         if (tokens := usage.get("input_tokens", usage.get("prompt_tokens"))) is not None:
             output = usage.get("output_tokens", usage.get("completion_tokens"))
-            self._usage = Usage(int(tokens), output_tokens=int(output or 0))
+            self._usage = used = Usage(int(tokens), output_tokens=int(output or 0)).bounded()
+            counts = {"input_tokens": used.input_tokens, "output_tokens": used.output_tokens}
+            counts["total_tokens"] = used.input_tokens + used.output_tokens
+            self._reported = {"usage": {"type": "tokens", **counts}}
         elif seconds := usage.get("seconds", answer.get("duration")):
             written = -(-len(self._text) // CHARACTERS_PER_TOKEN)
             heard = round(float(seconds) * _TOKENS_PER_SECOND)
@@ -228,6 +232,6 @@ class AudioReader:
         self._sink.feed(Finish("stop"))
 
 
-def _event(name: str, **fields: str) -> bytes:
+def _event(name: str, **fields: Any) -> bytes:
     """Return an event of a transcript, as OpenAI's API has it."""
     return orjson.dumps({"type": f"transcript.text.{name}", **fields})
