@@ -59,7 +59,7 @@ def test_times_of_a_worker_are_by_the_clock_of_who_reads_them(
     never_away = ModelReport("other", 1, 0, since=now + ahead_s)
     described = LiveWorker(worker, (served, never_away), started_at=now + ahead_s - 60)
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(leases.time, "time", lambda: now + ahead_s)
+        elsewhere.setattr(time, "time", lambda: now + ahead_s)
         Lease(worker, lambda: described).renew()
     read = found(worker)
     assert read is not None
