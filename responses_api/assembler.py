@@ -306,7 +306,9 @@ class ResponseAssembler(Assembler):
         opened = self._output.begin_message() if self._output.is_empty and not is_blocked else ()
         reason = _INCOMPLETE_REASONS.get(self._finish_reason)
         if reason is None:
-            frames = self._end("completed", "completed", completed_at=int(time.time()))
+            # The clock of the web process, which wrote ``created_at``, may be ahead.
+            completed_at = max(self.response.created_at, int(time.time()))
+            frames = self._end("completed", "completed", completed_at=completed_at)
         else:
             details = IncompleteDetails(reason=reason)
             frames = self._end("incomplete", "incomplete", incomplete_details=details)

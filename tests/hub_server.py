@@ -14,8 +14,9 @@ from urllib.parse import unquote
 class Hub:
     """The repository ``org/repo`` with these files; ``tags`` has other checksums than the true.
 
-    ``pause_after`` is after how many bytes of a file the hub waits until ``goes_on`` is set. With a
-    ``token``, requests without it are refused.
+    ``cut_after`` is after how many bytes the next answer with a file is cut off, ``cut_next`` the
+    same for those after it. ``pause_after`` is after how many bytes of a file the hub waits until
+    ``goes_on`` is set. With a ``token``, requests without it are refused.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -23,6 +24,7 @@ class Hub:
         self.ranges: list[str] = []
         self.token = ""
         self.cut_after: int | None = None
+        self.cut_next: int | None = None
         self.pause_after: int | None = None
         self.goes_on = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -88,7 +90,7 @@ class Hub:
                 self.end_headers()
                 cut = hub.cut_after if "resolve" in self.path else None
                 if cut is not None:
-                    hub.cut_after, self.close_connection = None, True
+                    hub.cut_after, self.close_connection = hub.cut_next, True
                 if "resolve" in self.path and (paused := hub.pause_after):
                     self.wfile.write(body[:paused])
                     hub.goes_on.wait(60)

@@ -6,6 +6,7 @@ background work of the queue, done by any worker that serves the store's embeddi
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import math
 import threading
@@ -17,6 +18,7 @@ from contextlib import suppress
 
 import django.db
 from django.conf import settings
+from django.utils import timezone
 from redis.exceptions import RedisError
 
 from inference_site.catalogue.fleet.leases import live_workers
@@ -43,8 +45,12 @@ _LOOK_S = 1.0
 _HOLD_S = 600.0
 """A claim ends this long after its last renewal, or as soon as its worker has no lease."""
 _RENEW_S = 10.0
-_REST_S, _BUDGET_REST_S = 5.0, 60.0
-"""How long a file is not claimed again after a fault, and after a budget was used up."""
+_REST_S, _STORAGE_REST_S, _BUDGET_REST_S = 5.0, 15.0, 60.0
+"""How long a file is not claimed again after a fault, while the storage of files fails, and after a
+budget was used up."""
+_STORAGE_PATIENCE = dt.timedelta(days=1)
+"""How old a file may be for which failures of the storage are no attempts: a content that is gone
+looks like a storage that is away."""
 _EMBED_TIMEOUT_S = 3600.0
 _AT_ONCE = 16
 """Chunks that are embedded by one generation."""
@@ -147,6 +153,12 @@ class _Document:
             self._fail("invalid_file", str(exc))
         except NoBudget as exc:
             self._rest(_BUDGET_REST_S, exc)
+        except storage.UNAVAILABLE as exc:
+            is_old = self._entry.created_at < timezone.now() - _STORAGE_PATIENCE
+            if is_old and self._entry.attempts >= MAX_ATTEMPTS:
+                self._fail("server_error", "The content of the file cannot be read.")
+            else:
+                self._rest(_STORAGE_REST_S, exc, counts=is_old)
         except (EngineError, TimeoutError, *DATABASE_UNAVAILABLE, RedisError) as exc:
             self._rest(_REST_S, exc)
         except Exception as exc:  # The boundary of a file.

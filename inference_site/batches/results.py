@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from typing import IO, Any
 
 import orjson
@@ -29,6 +27,10 @@ from inference_site.batches.models import (
 )
 from inference_site.batches.requests import split_lines
 from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
+from inference_site.core.storage.temporary_files import (
+    new_temporary_file,
+    temporary_file_errors,
+)
 from inference_site.files import storage
 from inference_site.files.models import BATCH_LIFETIME, FilePurpose, StoredFile
 from inference_site.runs.models import Generation
@@ -77,8 +79,7 @@ def finalize(batch: Batch, process: str) -> None:
 def _store_and_end(batch: Batch, process: str) -> None:
     """Raise _Lost if another process works on the batch meanwhile."""
     completed = failed = 0
-    with ExitStack() as stack:
-        answers, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+    with temporary_file_errors(), new_temporary_file() as answers, new_temporary_file() as errors:
         # Without a total it was cancelled while its lines were validated: it has no results.
         for line in _lines(batch) if batch.total else ():
             if line.number % _RENEWED_EVERY == 0:
@@ -170,7 +171,7 @@ def store_failed_requests(batch: Batch) -> str:
     errors = files.get_readable(batch.project_id, batch.error_file_id)
     given = files.get_readable(batch.project_id, batch.input_file_id)
     failed = {_custom_id_of(line) for line in texts_of(errors)}
-    with tempfile.TemporaryFile() as chosen:
+    with temporary_file_errors(), new_temporary_file() as chosen:
         for line in texts_of(given):
             if line.strip() and _custom_id_of(line) in failed:
                 chosen.write(line + b"\n")

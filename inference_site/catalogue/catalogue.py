@@ -21,7 +21,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from inference_site.catalogue.gguf_files import is_later_part, model_context, parts_of
 from inference_site.catalogue.memory import fitting_sizes
-from inference_site.catalogue.model_files import architecture_of, file_error, files_of
+from inference_site.catalogue.model_files import architecture_of, file_error, files_of, is_special
 from inference_site.catalogue.models_file import (
     Route,
     default_sampling,
@@ -85,7 +85,8 @@ class ModelsFolder:
 
 def files_in(folder: Path) -> list[Path]:
     """Return the GGUF files of a folder, of a split file the first part."""
-    return sorted(path for path in folder.rglob("*.gguf") if not is_later_part(path))
+    found = (path for path in folder.rglob("*.gguf") if not is_later_part(path))
+    return sorted(path for path in found if not is_special(path))
 
 
 def _file_state(path: Path) -> _FileState:

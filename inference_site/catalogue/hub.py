@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -33,6 +34,8 @@ _REFERENCE = re.compile(
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TIMEOUT_S = 30.0
+_TRIES, _RETRY_S = 3, 2.0
+"""How many connections in a row may break without a further byte, and the pause before the next."""
 _NOT_AVAILABLE = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
 _UNFINISHED = ".part"
 """The ending of a file during its download."""
@@ -220,7 +223,7 @@ def _fetch_file(
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise BeingFetched(f"{file.path} is being fetched by another process.") from exc
-        _download(client, url, file, opened, on_progress)
+        _download_whole(client, url, file, opened, on_progress)
         size = part.stat().st_size
         if size < file.size:
             raise HubError(
@@ -233,6 +236,26 @@ def _fetch_file(
             )
         _check_weights(part, file)
         part.rename(path)
+
+
+def _download_whole(
+    client: httpx.Client, url: str, file: HubFile, part: IO[bytes], on_progress: OnProgress
+) -> None:
+    """Download the missing bytes; go on where a connection breaks, which large files outlast."""
+    import httpx
+
+    failures = 0
+    while True:
+        had = part.seek(0, os.SEEK_END)
+        try:
+            _download(client, url, file, part, on_progress)
+        except httpx.TransportError:
+            failures = 1 if part.seek(0, os.SEEK_END) > had else failures + 1
+            if failures == _TRIES:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def _download(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
@@ -93,8 +94,19 @@ def model_file_error(spec: ModelSpec) -> str:
     return next((error for path in files if (error := file_error(path, is_gguf))), "")
 
 
+def is_special(path: Path) -> bool:
+    """Whether it is a pipe, a socket or a device: a process that opens one may wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # It has none of these; who opens it gets the same error.
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def file_error(path: Path, is_gguf: bool = True) -> str:
     """Return the error of a file, or an empty text."""
+    if is_special(path):
+        return f"{path} is a pipe, a socket or a device"
     try:
         with path.open("rb"):
             pass

@@ -27,6 +27,9 @@ from inference_site.files.models import StoredFile, Upload
 
 logger = logging.getLogger(__name__)
 
+UNAVAILABLE = (FileStorageError,)
+"""What ``read`` raises, for a worker, which knows no errors of the API."""
+
 STORING_TIMEOUT = dt.timedelta(hours=1)
 """After this, the row of a file whose content is not complete is deleted."""
 _CHUNK = 256 * 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import tempfile
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,10 +16,13 @@ from django.utils.http import parse_header_parameters
 
 from inference_site.core.errors.api_errors import (
     ApiError,
-    FileStorageError,
     InvalidRequestError,
     RequestTimeoutError,
     UnavailableError,
+)
+from inference_site.core.storage.temporary_files import (
+    new_temporary_file,
+    temporary_file_errors,
 )
 from inference_site.gateway.access import Application
 from inference_site.gateway.connections import close_websocket, open_websocket
@@ -269,25 +271,19 @@ async def spool_body(receive: Receive, most: int, boundary: str) -> SpooledBody:
     Raise ClientGone, PayloadTooLargeError for a longer body, RequestTimeoutError when a MiB of it
     does not come within ``BODY_TIMEOUT_S``, and FileStorageError when it cannot be written.
     """
-    try:
-        # The caller closes it.
-        file = tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR)  # noqa: SIM115
-    except OSError as exc:
-        raise FileStorageError from exc
     digest, size, more = FormDigest(boundary), 0, True
-    try:
-        while more:
-            part, more = await _next_part(receive)
-            size += len(part)
-            if size > most:
-                raise too_large(most)
-            await asyncio.to_thread(_write, file, part, digest)
-    except OSError as exc:
-        file.close()
-        raise FileStorageError from exc
-    except BaseException:
-        file.close()
-        raise
+    with temporary_file_errors():
+        file = new_temporary_file()  # The caller closes it.
+        try:
+            while more:
+                part, more = await _next_part(receive)
+                size += len(part)
+                if size > most:
+                    raise too_large(most)
+                await asyncio.to_thread(_write, file, part, digest)
+        except BaseException:
+            file.close()
+            raise
     return SpooledBody(file, size, digest.hexdigest())
 
 

@@ -9,7 +9,6 @@ import contextlib
 import datetime as dt
 import hashlib
 import re
-import tempfile
 from typing import IO, Annotated, Any, Literal, cast
 
 from django.conf import settings
@@ -31,6 +30,10 @@ from inference_site.core.errors.api_errors import (
     RangeError,
 )
 from inference_site.core.storage.postgresql import release_connection_after
+from inference_site.core.storage.temporary_files import (
+    new_temporary_file,
+    temporary_file_errors,
+)
 from inference_site.files import storage
 from inference_site.files.models import (
     BATCH_LIFETIME,
@@ -363,7 +366,7 @@ class UploadCompleteView(ApiView):
             upload.lifetime_s,
         )
         try:
-            with tempfile.TemporaryFile(dir=settings.FILE_UPLOAD_TEMP_DIR) as joined:
+            with temporary_file_errors(), new_temporary_file() as joined:
                 digest = hashlib.md5(usedforsecurity=False)
                 for part in parts:
                     for chunk in storage.read(part):

@@ -270,18 +270,20 @@ def expire_while_loading() -> None:
     """Fail those accepted while their model was loading that have waited ``LOAD_WAIT_S`` for it.
 
     If the load has failed since then and no other worker will load the model, they fail at once.
+    So do those that waited for a slot when the model was loaded again, and that load failed.
     """
     late, failed_at = load_deadlines.passed(), _failed_loads()
-    known = load_deadlines.ids() if failed_at else late
-    if not known:
+    if not (late or failed_at):
         return
-    waiting = Generation.objects.filter(public_id__in=known, status=Status.QUEUED)
+    known = load_deadlines.ids() if failed_at else late
+    of_failed = Q(model__in=failed_at, service_class__in=OF_WAITING_CLIENTS, background=False)
+    waiting = Generation.objects.filter(Q(public_id__in=known) | of_failed, status=Status.QUEUED)
     found = {generation.public_id: generation for generation in waiting}
-    vain = (
+    in_vain = [
         id_
         for id_, row in found.items()
         if failed_at.get(row.model, 0) > row.created_at.timestamp()
-    )
+    ]
 
     def expire(public_id: str) -> None:
         row = found.get(public_id)
@@ -293,7 +295,8 @@ def expire_while_loading() -> None:
                 _expire(row, "model_loading", ModelLoading())
         load_deadlines.forget([public_id])
 
-    _each((public_id, partial(expire, public_id)) for public_id in {*late, *vain})
+    expired = {*late, *in_vain[:_MAX_EXPIRED]}
+    _each((public_id, partial(expire, public_id)) for public_id in expired)
 
 
 def _failed_loads() -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -107,7 +108,7 @@ RETURNING public_id, kind, attempt, background, request_id,
               WHERE status = 'queued' AND model = %(model)s::text
               ORDER BY service_class, project_id, created_at LIMIT 2
           ) front WHERE front.id <> generations_generation.id),
-          spared, service_class
+          spared, service_class, claimed_at
 """  # noqa: S608  # Constants.
 """The statement of ``GenerationQuerySet.claim``. It reads one row of each project that waits.
 
@@ -188,6 +189,16 @@ class Claim:
     spared: int = field(default=0, compare=False)
     """How many of its earlier attempts do not count (see ``Generation.spared``)."""
     service_class: int = field(default=ServiceClass.FOREGROUND, compare=False)
+    claimed_at: dt.datetime = field(default_factory=timezone.now, compare=False)
+    """By the clock of the database."""
+    _began: float = field(default_factory=time.monotonic, compare=False, init=False)
+
+    def now(self) -> dt.datetime:
+        """Return the time by the clock of the database, as it has gone on since the claim.
+
+        The worker's own clock may differ from it, and may be set while the generation runs.
+        """
+        return self.claimed_at + dt.timedelta(seconds=time.monotonic() - self._began)
 
     @property
     def may_restart(self) -> bool:
@@ -244,7 +255,7 @@ class GenerationQuerySet(models.QuerySet["Generation"]):
 
         Does not wait long for a locked row (see ``transaction_with_timeouts``).
         """
-        moved = {"status": status.value, "finished_at": timezone.now(), **result}
+        moved = {"status": status.value, "finished_at": claim.now(), **result}
         held = {"id": claim.public_id, "by": claim.worker, "nth": claim.attempt}
         with release_connection_after():
             return execute_with_timeouts(_finish(tuple(moved)), {**moved, **held}).rowcount == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import io
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from django.core.files.storage import storages
 from django.db.models import F
 from django.utils import timezone
+from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
 from inference_site.batches import feeding, results
@@ -140,6 +142,29 @@ def test_a_batch_rests_while_its_results_cannot_be_stored(
         feeder._rests_until.clear()
         feeder.prepare()
         assert len(tries) == 2
+    feeder.prepare()
+    check_results(folder)
+
+
+def test_a_batch_rests_while_its_results_cannot_be_written(
+    api_key: Key,
+    folder: Path,
+    tmp_path: Path,
+    settings: Settings,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Beat tried again every 2 s, with a long error in the log that did not name the folder."""
+    finalizing(api_key[0])
+    received = tmp_path / "received"
+    settings.FILE_UPLOAD_TEMP_DIR = str(received)
+    feeder = Feeder()
+    feeder.prepare()
+    assert f"a temporary file in {received} cannot be written" in caplog.text
+    assert "Traceback" not in caplog.text
+    [until] = feeder._rests_until.values()
+    assert until > time.monotonic() + feeding._REST_S
+    received.mkdir()
+    feeder._rests_until.clear()
     feeder.prepare()
     check_results(folder)
 

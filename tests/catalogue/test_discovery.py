@@ -16,7 +16,7 @@ import pytest
 from inference_site.catalogue.catalogue import DEMO_FILE, discover
 from inference_site.catalogue.engines.ctransformers import has_chat
 from inference_site.catalogue.gguf_files import is_later_part, metadata, parts_of, tokenizer_facts
-from inference_site.catalogue.model_files import file_below, is_weights
+from inference_site.catalogue.model_files import file_below, file_error, is_weights
 from inference_site.core.domain.model_spec import ModelSpec
 from tests.tiny_vision import write_projector
 from tests.tiny_weights import write_adapter, write_model
@@ -41,6 +41,16 @@ def test_files_whose_names_can_be_no_ids_are_left_out(
         shutil.copy(tmp_path / "Tiny.gguf", tmp_path / name)
     assert [spec.id for spec in discover(tmp_path)] == ["tiny"]
     assert len([line for line in caplog.messages if "200 printable characters" in line]) == 3
+
+
+@pytest.mark.timeout(30)
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """A pipe held up the thread that watches for models, and each page that lists the files."""
+    write_model(tmp_path / "Tiny.gguf")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "endless.gguf").symlink_to("/dev/zero")
+    assert [spec.id for spec in discover(tmp_path)] == ["tiny"]
+    assert file_error(tmp_path / "pipe.gguf").endswith("is a pipe, a socket or a device")
 
 
 def test_the_vocabulary_is_not_read(tmp_path: Path) -> None:

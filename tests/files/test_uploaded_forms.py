@@ -85,7 +85,10 @@ def test_an_uploaded_file_has_no_name_until_it_is_stored(
 
 @pytest.mark.usefixtures("without_collector")
 def test_a_disk_that_is_full_while_a_file_comes_keeps_nothing_of_it(
-    upload: Upload, received: Path, monkeypatch: pytest.MonkeyPatch
+    upload: Upload,
+    received: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fill(self: Any, raw_data: bytes, start: int) -> None:
         self.file.write(raw_data)
@@ -96,6 +99,7 @@ def test_a_disk_that_is_full_while_a_file_comes_keeps_nothing_of_it(
     assert answer.status_code == 503, answer.content
     assert answer.json()["error"]["code"] == "storage_unavailable"
     assert not open_files(received)
+    assert f"a temporary file in {received} cannot be written: [Errno 28]" in caplog.text
 
 
 @pytest.mark.usefixtures("without_collector")
@@ -104,3 +108,22 @@ def test_storage_that_fails_keeps_no_temporary_file(upload: Upload, received: Pa
     answer = upload()
     assert answer.status_code == 503, answer.content
     assert not open_files(received)
+
+
+def test_parts_that_cannot_be_joined_are_joined_later(
+    api_key: tuple[ApiKey, str], received: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client got a 500, and a file that was received left no reason in the log."""
+    client = Client(headers={"Authorization": f"Bearer {api_key[1]}"})
+    of_upload = {"filename": "a.txt", "purpose": "user_data", "bytes": 3, "mime_type": "text/plain"}
+    url = f"/v1/uploads/{client.post('/v1/uploads', of_upload, 'application/json').json()['id']}"
+    data = SimpleUploadedFile("part", b"abc")
+    parts = {"part_ids": [client.post(f"{url}/parts", {"data": data}).json()["id"]]}
+    received.rmdir()
+    answer = client.post(f"{url}/complete", parts, "application/json")
+    assert answer.status_code == 503, answer.content
+    assert answer.json()["error"]["code"] == "storage_unavailable"
+    assert f"a temporary file in {received} cannot be written" in caplog.text
+    received.mkdir()
+    answer = client.post(f"{url}/complete", parts, "application/json")
+    assert answer.json()["status"] == "completed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -46,6 +47,25 @@ def test_a_worker_with_a_lease_is_live_with_what_it_serves(worker: str) -> None:
     Lease(worker, lambda: LiveWorker(worker, SERVED)).renew()
     assert found(worker) == LiveWorker(worker, SERVED)
     assert is_alive(worker)
+
+
+@pytest.mark.parametrize("ahead_s", [300, -300])
+def test_times_of_a_worker_are_by_the_clock_of_who_reads_them(
+    worker: str, ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests waited five minutes longer for the server of a model of a worker with this clock."""
+    now = time.time()
+    served = ModelReport("demo", 4, 0, since=now + ahead_s - 7, away_since=now + ahead_s - 3)
+    never_away = ModelReport("other", 1, 0, since=now + ahead_s)
+    described = LiveWorker(worker, (served, never_away), started_at=now + ahead_s - 60)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(time, "time", lambda: now + ahead_s)
+        Lease(worker, lambda: described).renew()
+    read = found(worker)
+    assert read is not None
+    times = [read.started_at, read.models[0].since, read.models[0].away_since]
+    assert times == pytest.approx([now - 60, now - 7, now - 3], abs=1)
+    assert read.models[1].away_since == 0
 
 
 def test_a_lease_ends_by_itself(worker: str) -> None:

@@ -12,6 +12,7 @@ import redis.exceptions
 from django.core.management import CommandError, call_command
 from pytest_django.fixtures import Settings
 
+from inference_site.catalogue import hub as hub_client
 from inference_site.catalogue.catalogue import DEMO_FILE, catalogue
 from inference_site.catalogue.fleet import fleet, leases
 from inference_site.catalogue.fleet.leases import Lease, LiveView, LiveWorker, ModelReport, prune
@@ -188,12 +189,28 @@ def test_parts_of_a_split_model_are_all_fetched(hub: Hub, models: Path) -> None:
     assert there == {name: data for name, data in hub.files.items() if "mmproj" not in name}
 
 
-def test_download_that_was_cut_goes_on_where_it_ended(hub: Hub, models: Path) -> None:
-    hub.cut_after = 1_000_000
-    with pytest.raises(CommandError):
-        call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+def test_download_that_is_cut_goes_on_where_it_ended(
+    hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, as long as each connection brings some of it, and with the next pull."""
+    monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
+    hub.cut_after = hub.cut_next = 500_000
     call_command("pull", "org/repo:Q8_0", stdout=StringIO())
-    assert hub.ranges == ["bytes=1000000-"]
+    assert hub.ranges == [f"bytes={n * 500_000}-" for n in range(1, 8)]
+    assert (models / "org/repo/tiny.Q8_0.gguf").read_bytes() == hub.files["tiny.Q8_0.gguf"]
+
+
+def test_download_of_which_nothing_comes_any_more_goes_on_with_the_next_pull(
+    hub: Hub, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_client, "_RETRY_S", 0.0)
+    hub.cut_after, hub.cut_next = 1_000_000, 0
+    with pytest.raises(CommandError, match="does not answer: peer closed connection"):
+        call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    assert hub.ranges == ["bytes=1000000-"] * 2
+    hub.cut_after = hub.cut_next = None
+    call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    assert hub.ranges == ["bytes=1000000-"] * 3
     assert (models / "org/repo/tiny.Q8_0.gguf").read_bytes() == hub.files["tiny.Q8_0.gguf"]
 
 

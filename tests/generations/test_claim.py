@@ -166,6 +166,25 @@ def test_a_claim_says_what_was_claimed_and_the_row_by_whom(api_key: Key) -> None
     assert claim.waited_s == pytest.approx(row.queue_ms / 1000)
 
 
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_the_end_of_a_run_is_by_the_clock_that_its_claim_is_by(
+    api_key: Key, ahead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a worker whose clock differs, or is set during a run, makes durations of an hour."""
+    row = waiting(api_key[0], age_s=10)
+    wrong = timezone.now() + timedelta(seconds=ahead_s)
+    monkeypatch.setattr(timezone, "now", lambda: wrong)
+    claim = Generation.objects.claim("m", "w")
+    assert claim is not None
+    assert Generation.objects.finish(claim, Status.COMPLETED, first_token_at=claim.now())
+    row.refresh_from_db()
+    assert row.claimed_at is not None
+    assert row.first_token_at is not None
+    assert row.finished_at is not None
+    assert row.claimed_at <= row.first_token_at <= row.finished_at
+    assert row.finished_at < row.claimed_at + timedelta(minutes=1)
+
+
 def test_an_isolated_run_is_left_to_an_idle_worker_for_a_minute(api_key: Key) -> None:
     suspect = waiting(api_key[0], age_s=90, alone_since=timezone.now())
     assert Generation.objects.claim("m", "busy", is_idle=False) is None

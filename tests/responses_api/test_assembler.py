@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import count, pairwise
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_pieces_do_not_matter(data: st.DataObject, thought: str, text: str) -> N
         if event["type"].endswith(".delta"):
             deltas[event["item_id"]] = deltas.get(event["item_id"], "") + event["delta"]
     assert list(deltas.values()) == texts(final(first))
+
+
+def test_a_response_is_not_completed_before_it_was_created() -> None:
+    """The clock of the worker may be behind that of the web process."""
+    later = int(time.time()) + 300
+    frames, _ = whole([TextDelta("Hi"), STOP], response={**new_response(), "created_at": later})
+    assert final(frames)["completed_at"] == later
 
 
 def test_answer_without_a_stream_is_the_same() -> None:

@@ -301,6 +301,26 @@ def test_who_waits_for_a_load_is_told_as_soon_as_it_has_failed(
     assert site_client().zscore("load-deadlines", row.public_id) is None
 
 
+def test_who_waits_for_a_slot_is_told_when_the_model_is_loaded_again_and_that_fails(
+    api_key: Key, show: Show
+) -> None:
+    """An operator's edit broke the model: its clients had waited for QUEUE_TIMEOUT_S."""
+    show(ModelState.READY)
+    row, background = accept(api_key), accept(api_key, background=True)
+    show(ModelState.DRAINING)
+    expire_while_loading()
+    show(ModelState.LOADING)
+    expire_while_loading()
+    row.refresh_from_db()
+    assert row.status == Status.QUEUED
+    show(ModelState.FAILED, since=time.time() + 1)
+    expire_while_loading()
+    row.refresh_from_db()
+    background.refresh_from_db()
+    assert (row.status, row.error_code) == (Status.FAILED, "no_worker")
+    assert background.status == Status.QUEUED
+
+
 @pytest.mark.parametrize(
     ("came_s", "went_s", "changes", "expected"),
     [

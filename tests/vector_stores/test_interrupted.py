@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import time
 from array import array
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 from pytest_django.fixtures import Settings
 
 from inference_site.accounts.models import ApiKey
@@ -18,7 +20,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile
 from inference_site.runs.streams.batches import Ending
-from inference_site.vector_stores import kinds
+from inference_site.vector_stores import chunks, kinds
 from inference_site.vector_stores.models import (
     MAX_ATTEMPTS,
     Chunk,
@@ -82,6 +84,37 @@ def test_a_run_that_was_lost_is_repeated_and_one_that_failed_is_not(
     assert indexed_with(503, "worker_unavailable") == IndexingStatus.FAILED
     VectorStoreFile.objects.update(status=IndexingStatus.IN_PROGRESS, attempts=0)
     assert indexed_with(500, "model_error") == IndexingStatus.FAILED
+
+
+def test_a_file_waits_for_a_storage_that_is_away(
+    entry: VectorStoreFile, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file that waited had failed for ever after 15 seconds."""
+    monkeypatch.setattr(_Document, "_embed", lambda _, texts: [array("f", [1, 0])] * len(texts))
+    monkeypatch.setattr(chunks, "add", lambda *_: True)
+
+    def indexed() -> IndexingStatus:
+        VectorStoreFile.objects.update(worked_until=None)
+        claim = claimed()
+        assert claim is not None
+        _Document(claim).index()
+        entry.refresh_from_db()
+        return IndexingStatus(entry.status)
+
+    away = folder.rename(folder.with_name("away"))
+    for _ in range(MAX_ATTEMPTS + 1):
+        assert indexed() == IndexingStatus.IN_PROGRESS
+        assert (entry.worked_by, entry.attempts) == ("", 0)
+    away.rename(folder)
+    assert indexed() == IndexingStatus.COMPLETED
+    away = folder.rename(folder.with_name("away"))
+    a_day_ago = timezone.now() - dt.timedelta(days=1, minutes=1)
+    again = {"status": IndexingStatus.IN_PROGRESS, "worked_by": "", "attempts": 0}
+    VectorStoreFile.objects.update(**again, created_at=a_day_ago)
+    for _ in range(1, MAX_ATTEMPTS):
+        assert indexed() == IndexingStatus.IN_PROGRESS
+    assert indexed() == IndexingStatus.FAILED
+    assert entry.error_message == "The content of the file cannot be read."
 
 
 def test_a_statement_that_postgresql_refuses_is_not_repeated_for_ever(

@@ -396,7 +396,7 @@ class ModelLoader:
         dropped = None
         if is_suspect and model.has_failed_to_load and self.models.get(spec.id) is model:
             with contextlib.suppress(django.db.Error):
-                dropped = adapters.remove_newest(spec.id)
+                dropped = adapters.remove_newest(spec, catalogue().find(spec.id))
         if dropped is not None:
             logger.error("%s: it is loaded without the adapter %s", spec.id, dropped)
             self.reload(spec.id)

@@ -20,7 +20,6 @@ from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.utils import timezone
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.deltas import (
@@ -165,7 +164,7 @@ class Run:
             self._is_counted = True
         elif not isinstance(delta, PromptProgress | CompactionDelta):
             if self._first_token_at is None:
-                self._first_token_at = timezone.now()
+                self._first_token_at = self.claim.now()
                 self._output_since = time.monotonic()
             if isinstance(delta, Finish):
                 self._unfinished -= 1

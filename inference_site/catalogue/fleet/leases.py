@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -144,7 +144,8 @@ class LiveWorker:
     that of its host. ``memory_bytes`` is the memory of its process. ``labels`` match the ``hosts``
     of entries. ``offers`` maps the models with ``replicas`` that it would load to whether it has
     free memory for them (``fleet.fleet``). ``unloaded`` has the models that were unloaded from
-    all workers and not loaded since.
+    all workers and not loaded since. ``written_at`` is the worker's clock at the last renewal of
+    its lease; 0 if it runs an earlier release.
     """
 
     id: str
@@ -160,6 +161,7 @@ class LiveWorker:
     labels: tuple[str, ...] = ()
     offers: dict[str, bool] = field(default_factory=dict)
     unloaded: tuple[str, ...] = ()
+    written_at: float = field(default=0.0, compare=False)
 
     def model(self, id_: str) -> ModelReport | None:
         """Return the worker's report of a model; None if it does not have the model."""
@@ -217,7 +219,7 @@ class Lease:
         with self._lock:
             self._ttl_s = ttl_s or self._ttl_s
             try:
-                described = self._describe()
+                described = replace(self._describe(), written_at=time.time())
                 busy = sum(model.busy for model in described.models)
                 keys = (lease_key(self._worker), _INDEX, _unsent_key(self._worker))
                 kept_s = self._ttl_s + busy // _RUNS_PER_EXTRA_SECOND
@@ -256,7 +258,27 @@ def live_workers() -> list[LiveWorker]:
     if not names:
         return []
     leases: Any = site_client().mget([lease_key(name) for name in names])
-    return [_document.validate_json(lease) for lease in leases if lease is not None]
+    return [_by_our_clock(_document.validate_json(lease)) for lease in leases if lease is not None]
+
+
+def _by_our_clock(worker: LiveWorker) -> LiveWorker:
+    """Return it with its times by the clock of this process.
+
+    They are compared with our times: a request would wait longer for the server of a model by as
+    much as the worker's clock is ahead. A lease is some seconds old; less than that is no fault.
+    """
+    ahead_s = worker.written_at - time.time()
+    if not worker.written_at or abs(ahead_s) <= LEASE_S:
+        return worker
+    models = (
+        replace(
+            served,
+            since=served.since and served.since - ahead_s,
+            away_since=served.away_since and served.away_since - ahead_s,
+        )
+        for served in worker.models
+    )
+    return replace(worker, started_at=worker.started_at - ahead_s, models=tuple(models))
 
 
 def is_alive(worker: str) -> bool:

@@ -74,11 +74,19 @@ def remove(model: str, name: str) -> bool:
     return bool(_added(model).filter(name=name).delete()[0])
 
 
-def remove_newest(model: str) -> str | None:
-    """Remove the adapter that was added to the model last; return its name, None without one."""
+def remove_newest(loaded: ModelSpec, entry: ModelSpec | None) -> str | None:
+    """Remove the adapter of a loaded model that was added last; return its name.
+
+    None if it has no others than those of its ``entry``. Another worker with this model may have
+    removed it already: the adapters that were added before it stay.
+    """
+    own = {} if entry is None else entry.lora_adapters
+    added = [name for name in loaded.lora_adapters if name not in own]
+    if not added:
+        return None
     with release_connection_after():
-        newest = _added(model).order_by("-pk").first()
-        return newest.name if newest and remove(model, newest.name) else None
+        remove(loaded.id, added[-1])
+    return added[-1]
 
 
 def set_scales(model: str, scales: Mapping[str, float]) -> None:

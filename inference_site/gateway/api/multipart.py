@@ -23,7 +23,8 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from inference_site.core.errors.api_errors import FileStorageError, InvalidRequestError
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.storage.temporary_files import temporary_file_errors
 from inference_site.gateway.api.payload import shown_name
 
 MEDIA_TYPE = "multipart/form-data"
@@ -71,14 +72,13 @@ class FileFormParser(FormParser):
         request = parser_context["request"]
         handlers = [MemoryFileUploadHandler(request), _InNamelessFile(request)]
         try:
-            fields, files = _parsed(request, stream, handlers)
-        except BaseException as exc:
+            with temporary_file_errors():
+                fields, files = _parsed(request, stream, handlers)
+        except BaseException:
             # Else the file lives as long as the traceback, which waits for the garbage collector.
             for handler in handlers:
                 with contextlib.suppress(OSError):
                     handler.upload_interrupted()
-            if isinstance(exc, OSError):
-                raise FileStorageError from exc
             raise
         parser_context["files"] = files
         return fields | files

@@ -241,7 +241,7 @@ def _lora(body: SamplingFields, spec: ModelSpec) -> tuple[tuple[str, float], ...
     if unknown := [name for name, _ in wanted if name not in spec.lora_adapters]:
         raise InvalidRequestError(
             f"Invalid 'lora': the model `{spec.id}` has no adapter {unknown[0][:100]!r}; it has "
-            f"{', '.join(spec.lora_adapters)}.",
+            f"{', '.join(spec.lora_adapters) or 'none'}.",
             param="lora",
         )
     return wanted

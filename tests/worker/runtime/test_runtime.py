@@ -513,18 +513,23 @@ def test_a_model_that_is_unloaded_while_it_loads_has_neither_failed_nor_been_loa
     assert orders.unloaded_everywhere() == {"m"}
 
 
+def with_adapters(id_: str) -> ModelSpec:
+    """A model with the adapters that were added to it."""
+    return adapters.read().to(ModelSpec(id_, "scripted"))
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("by_process", [False, True])
 def test_adapter_is_dropped_only_for_a_fault_that_may_be_its_own(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, by_process: bool
 ) -> None:
     def load(spec: ModelSpec) -> Engine:
-        if adapters.read().models_with("terse"):
+        if "terse" in spec.lora_adapters:
             raise EngineLoadError("It cannot be loaded.", by_process=by_process)
         return load_engine(spec)
 
     monkeypatch.setattr(served_model, "load_engine", load)
-    monkeypatch.setattr(runtime.loader, "_find_spec", lambda id_: ModelSpec(id_, "scripted"))
+    monkeypatch.setattr(runtime.loader, "_find_spec", with_adapters)
     adapters.add("m", "terse", "terse.gguf")
     runtime.loader.reload("m")
     expected = ModelState.READY if by_process else ModelState.FAILED
@@ -532,6 +537,28 @@ def test_adapter_is_dropped_only_for_a_fault_that_may_be_its_own(
     time.sleep(0.5)  # Nothing else follows.
     assert runtime.loader.models["m"].state == expected
     assert adapters.read().models_with("terse") == ([] if by_process else ["m"])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_adapter_that_another_worker_has_dropped_takes_no_other_along(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two workers with the model, the second had dropped the adapter that was added before."""
+
+    def load(spec: ModelSpec) -> Engine:
+        if "terse" in spec.lora_adapters:
+            adapters.remove("m", "terse")  # As the other worker does, at the same time.
+            raise EngineLoadError("It cannot be loaded.", by_process=True)
+        return load_engine(spec)
+
+    monkeypatch.setattr(served_model, "load_engine", load)
+    monkeypatch.setattr(runtime.loader, "_find_spec", with_adapters)
+    adapters.add("m", "good", "good.gguf")
+    adapters.add("m", "terse", "terse.gguf")
+    runtime.loader.reload("m")
+    wait_until(lambda: runtime.loader.models["m"].state == ModelState.READY)
+    assert list(runtime.loader.models["m"].spec.lora_adapters) == ["good"]
+    assert adapters.read().models_with("good") == ["m"]
 
 
 @pytest.mark.django_db(transaction=True)
