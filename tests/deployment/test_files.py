@@ -222,6 +222,14 @@ def test_services_restart_have_bounds_and_hold_no_secret() -> None:
         assert raw["cap_drop"] == ["ALL"], name
 
 
+@pytest.mark.parametrize("name", ["migrate", "real-model"])
+def test_a_service_that_ends_is_no_failure_of_up_wait(name: str) -> None:
+    """Docker Compose counts it as one, unless another service waits for its end."""
+    found = [raw.get("depends_on", {}) for raw in compose_file()["services"].values()]
+    conditions = {one[name]["condition"] for one in found if isinstance(one, dict) and name in one}
+    assert conditions == {"service_completed_successfully"}
+
+
 @pytest.mark.parametrize("name", ["worker", "worker-gpu"])
 def test_workers_may_write_the_logs_of_their_model_servers(name: str) -> None:
     spec = service(name)
