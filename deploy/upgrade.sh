@@ -12,6 +12,7 @@ for service in "$@"; do
         echo "$service: none runs. Start it with docker compose up -d $service" >&2
         exit 1
     fi
+    docker compose rm --force "$service"  # Of stopped ones, `up` would start the old release again.
     twice=$(($(echo "$old" | wc -w) * 2))
     # shellcheck disable=SC2086  # $old and $new: a word for each container.
     if docker compose up -d --wait --no-deps --no-recreate --scale "$service=$twice" "$service"; then

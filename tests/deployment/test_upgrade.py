@@ -14,7 +14,11 @@ _DOCKER = """#!/bin/sh
 cd "$(dirname "$0")"
 case "$*" in
     "compose ps "*) cat running ;;
-    "compose up "*) for one in $STARTED; do echo "$one" >> running; done; exit "$STATUS" ;;
+    "compose rm "*) : > stopped ;;
+    "compose up "*)
+        cat stopped >> running
+        for one in $STARTED; do echo "$one" >> running; done
+        exit "$STATUS" ;;
     "stop "*) echo "$@" >> log ;;
     "rm "*) echo "$@" >> log ;;
 esac
@@ -27,6 +31,7 @@ def upgrade(folder: Path, running: str, started: str, status: int) -> tuple[int,
     docker.write_text(_DOCKER)
     docker.chmod(0o755)
     (folder / "log").touch()
+    (folder / "stopped").touch()
     (folder / "running").write_text("".join(f"{one}\n" for one in running.split()))
     path = {"PATH": f"{folder}:{os.environ['PATH']}", "STARTED": started, "STATUS": str(status)}
     command = ["sh", str(ROOT / "deploy" / "upgrade.sh"), "web"]
@@ -36,6 +41,13 @@ def upgrade(folder: Path, running: str, started: str, status: int) -> tuple[int,
 
 def test_healthy_ones_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
     assert upgrade(tmp_path, "a b", "c d", 0)[:2] == (0, ["stop a b", "rm a b"])
+
+
+def test_a_stopped_container_of_the_old_release_is_not_started_again(tmp_path: Path) -> None:
+    """Docker Compose would count it as one of the new ones."""
+    (tmp_path / "stopped").write_text("b\n")
+    assert upgrade(tmp_path, "a", "c", 0)[0] == 0
+    assert (tmp_path / "running").read_text().split() == ["a", "c"]
 
 
 @pytest.mark.parametrize(("started", "log"), [("c d", ["rm --force c d"]), ("", [])])
