@@ -56,6 +56,16 @@ def test_a_bundled_redis_is_named_unless_the_site_has_another(
     assert list(checks.check_bundled_redis()) == []
 
 
+def test_a_folder_of_files_that_cannot_be_written_fails(settings: Settings, tmp_path: Path) -> None:
+    settings.FILES_DIR = str(tmp_path / "files")
+    assert not [f for f in checks.check_disk() if "cannot write" in f.found]
+    (tmp_path / "files").touch()  # In the place of the folder; root may write to any folder.
+    (finding,) = (f for f in checks.check_disk() if "cannot write" in f.found)
+    assert (finding.what, finding.level) == ("FILES_DIR", "fail")
+    settings.FILES_BUCKET = "files"
+    assert not [f for f in checks.check_disk() if "cannot write" in f.found]
+
+
 @pytest.fixture
 def evicting() -> Iterator[None]:
     """Have the Redis of the tests evict keys when it is full."""
