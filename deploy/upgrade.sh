@@ -14,13 +14,16 @@ for service in "$@"; do
     fi
     docker compose rm --force "$service"  # Of stopped ones, `up` would start the old release again.
     twice=$(($(echo "$old" | wc -w) * 2))
-    # shellcheck disable=SC2086  # $old and $new: a word for each container.
+    # shellcheck disable=SC2086  # $old: a word for each container.
     if docker compose up -d --wait --no-deps --no-recreate --scale "$service=$twice" "$service"; then
         docker stop $old
         docker rm $old
     else
         new=$(docker compose ps --all --quiet "$service" | grep -vF "$old" || true)
-        [ -z "$new" ] || docker rm --force $new
+        for one in $new; do
+            docker logs --tail 10 "$one" >&2 || true  # They say why, and go with the container.
+            docker rm --force "$one"
+        done
         echo "$service: the new containers did not become healthy; the old ones run on." >&2
         exit 1
     fi

@@ -21,6 +21,7 @@ case "$*" in
         exit "$STATUS" ;;
     "stop "*) echo "$@" >> log ;;
     "rm "*) echo "$@" >> log ;;
+    "logs "*) echo "the last lines of $4" ;;
 esac
 """
 
@@ -50,13 +51,15 @@ def test_a_stopped_container_of_the_old_release_is_not_started_again(tmp_path: P
     assert (tmp_path / "running").read_text().split() == ["a", "c"]
 
 
-@pytest.mark.parametrize(("started", "log"), [("c d", ["rm --force c d"]), ("", [])])
+@pytest.mark.parametrize(("started", "log"), [("c d", ["rm --force c", "rm --force d"]), ("", [])])
 def test_the_old_ones_stay_when_the_new_ones_are_not_healthy(
     started: str, log: list[str], tmp_path: Path
 ) -> None:
     status, did, said = upgrade(tmp_path, "a b", started, 1)
     assert (status, did) == (1, log)
     assert "the old ones run on" in said
+    # The reason, which goes with the container.
+    assert [f"the last lines of {one}" in said for one in started.split()] == [True] * len(log)
 
 
 def test_a_service_that_does_not_run_is_an_error(tmp_path: Path) -> None:
