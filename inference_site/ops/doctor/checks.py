@@ -214,7 +214,7 @@ def check_single_sign_on() -> Iterator[Finding]:
 
 
 def check_disk() -> Iterator[Finding]:
-    """Check the space in the folders for data, models and files, and that the last is writable."""
+    """Check the folders for data, models and files: their free space, and what the user may do."""
     for disk in disks():
         free, total = disk.free_bytes, disk.total_bytes
         yield graded(
@@ -223,6 +223,14 @@ def check_disk() -> Iterator[Finding]:
             f"Make room there, or move {disk.setting} to a larger disk.",
             warn=free < max(5 * _GIB, total // 20),
             fail=free < _GIB,
+        )
+    folder = existing(Path(settings.MODELS_DIR))
+    if not os.access(folder, os.R_OK | os.X_OK):
+        yield Finding(
+            Level.WARN,
+            "MODELS_DIR",
+            f"{folder}: user {os.getuid()} cannot read it, so its files are left out",
+            "Let that user read the folder and its files.",
         )
     folder = existing(Path(settings.FILES_DIR))
     if not settings.FILES_BUCKET and not os.access(folder, os.W_OK | os.X_OK):
