@@ -226,13 +226,17 @@ def _check_redis(name: str, url: str) -> None:
 def _check_address(name: str, url: str, schemes: Sequence[str]) -> None:
     """Raise ImproperlyConfigured, without the address: it may have a password."""
     expected = " or ".join(f"{scheme}://" for scheme in schemes)
-    message = f"{name}: expected an address that begins with {expected}, and a number as its port."
+    message = (
+        f"{name}: expected an address that begins with {expected}, a number as its port, and "
+        "special characters of the password in percent-encoding (%2F for /)."
+    )
     try:
         parts = urlsplit(url)
         _ = parts.port  # It is read here.
     except ValueError as exc:
         raise ImproperlyConfigured(message) from exc
-    if parts.scheme not in schemes:
+    # After a "/" in the password, the rest of it and the host are part of the path.
+    if parts.scheme not in schemes or ("@" in parts.path and parts.scheme != "unix"):
         raise ImproperlyConfigured(message)
 
 

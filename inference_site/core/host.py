@@ -14,6 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+# The files of a group's limit, use and parts of the use, and the cached part: version 2, 1.
+_GROUP_MEMORY = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 _CPUS = Path("/sys/devices/system/cpu")
 _MEMINFO = Path("/proc/meminfo")
 _HAS_AFFINITY = hasattr(os, "sched_getaffinity")
@@ -67,15 +77,17 @@ def memory_bytes() -> tuple[int, int]:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         sizes = {words[0]: int(words[1]) * 1024 for words in lines if words[-1] == "kB"}
         total, available = sizes["MemTotal:"], sizes["MemAvailable:"]
-    try:  # The control group may have a limit.
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-        lines = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = next(int(size) for name, size in lines if name == "inactive_file")
-    except (OSError, ValueError, StopIteration):  # There is no such group, or its limit is "max".
-        return total, available
-    used = max(0, used - cached)  # The group counts cached files, but the kernel can drop them.
-    return min(total, limit), min(available, limit - used)
+    for names in _GROUP_MEMORY:
+        try:  # The control group may have a limit.
+            limit, used, statistics = ((_CGROUP / name).read_text() for name in names[:3])
+            lines = (line.split() for line in statistics.splitlines())
+            cached = next(int(size) for name, size in lines if name == names[3])
+            # The group counts cached files, but the kernel can drop them.
+            taken = max(0, int(used) - cached)
+            return min(total, int(limit)), min(available, int(limit) - taken)
+        except (OSError, ValueError, StopIteration):  # There is no such group, or it has no limit.
+            continue
+    return total, available
 
 
 def free_port() -> int:

@@ -44,6 +44,7 @@ from inference_site.gateway.api.payload import WireObject
 from inference_site.gateway.api.schema import ErrorEnvelope, documented
 from inference_site.gateway.api.views import OpenView
 from inference_site.gateway.hub import hub
+from inference_site.runs.models import ServiceClass
 from inference_site.runs.wake_ups import count_wake_ups
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ _checks_pool = ThreadPoolExecutor(8, thread_name_prefix="health")
 _sources_pool = ThreadPoolExecutor(4, thread_name_prefix="metrics")
 
 _IN_FLIGHT = """
-SELECT model, status, count(*), extract(epoch FROM clock_timestamp() - min(created_at))::float
+SELECT model, status, count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)
+    FILTER (WHERE service_class < %(background)s)), 0)::float
 FROM generations_generation WHERE finished_at IS NULL GROUP BY model, status
 """
 
@@ -266,9 +268,10 @@ class SiteMetrics(Collector):
 def _of_generations() -> list[Metric]:
     with unpooled_connection() as connection:
         connection.execute("SET LOCAL statement_timeout = 1500")
-        rows: list[tuple[str, str, int, float]] = connection.execute(_IN_FLIGHT).fetchall()
+        given = {"background": ServiceClass.BACKGROUND.value}
+        rows: list[tuple[str, str, int, float]] = connection.execute(_IN_FLIGHT, given).fetchall()
     waiting = _by_model("inference_queue_length", "Generations that wait for a slot.")
-    oldest = _by_model("inference_queue_oldest_seconds", "How long the oldest of them has waited.")
+    oldest = _by_model("inference_queue_oldest_seconds", "How long a client has waited at most.")
     running = _by_model("inference_running", "Generations that run.")
     known = {(model, status): (count, age_s) for model, status, count, age_s in rows}
     for model in {*catalogue().models, *(row[0] for row in rows)}:

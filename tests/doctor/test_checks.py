@@ -56,6 +56,26 @@ def test_a_bundled_redis_is_named_unless_the_site_has_another(
     assert list(checks.check_bundled_redis()) == []
 
 
+def test_a_folder_of_files_that_cannot_be_written_fails(settings: Settings, tmp_path: Path) -> None:
+    settings.FILES_DIR = str(tmp_path / "files")
+    assert not [f for f in checks.check_disk() if "cannot write" in f.found]
+    (tmp_path / "files").touch()  # In the place of the folder; root may write to any folder.
+    (finding,) = (f for f in checks.check_disk() if "cannot write" in f.found)
+    assert (finding.what, finding.level) == ("FILES_DIR", "fail")
+    settings.FILES_BUCKET = "files"
+    assert not [f for f in checks.check_disk() if "cannot write" in f.found]
+
+
+def test_a_folder_of_models_that_cannot_be_read_is_warned_of(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings.MODELS_DIR = tmp_path / "models"
+    assert not [f for f in checks.check_disk() if "cannot read" in f.found]
+    settings.MODELS_DIR.touch()  # In the place of the folder; root may read any folder.
+    (finding,) = (f for f in checks.check_disk() if "cannot read" in f.found)
+    assert (finding.what, finding.level) == ("MODELS_DIR", "warn")
+
+
 @pytest.fixture
 def evicting() -> Iterator[None]:
     """Have the Redis of the tests evict keys when it is full."""

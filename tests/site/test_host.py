@@ -56,8 +56,27 @@ def test_two_processors_of_one_core_count_once(machine: Path) -> None:
     assert host.physical_cores() == 6
 
 
+@pytest.mark.parametrize(
+    ("limit", "used", "parts", "cached", "none"),
+    [
+        ("memory.max", "memory.current", "memory.stat", "inactive_file", "max\n"),
+        (
+            "memory/memory.limit_in_bytes",
+            "memory/memory.usage_in_bytes",
+            "memory/memory.stat",
+            "total_inactive_file",
+            "9223372036854771712\n",
+        ),
+    ],
+)
 def test_memory_is_that_of_the_control_group(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str,
+    used: str,
+    parts: str,
+    cached: str,
+    none: str,
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     meminfo = machine / "meminfo"
     meminfo.write_text(f"MemTotal: {8192 * 1024} kB\nMemAvailable: {6000 * 1024} kB\n")
@@ -66,11 +85,11 @@ def test_memory_is_that_of_the_control_group(
     write(
         machine,
         {
-            "memory.max": str(2048 * MIB),
-            "memory.current": str(1000 * MIB),
-            "memory.stat": f"anon {700 * MIB}\ninactive_file {300 * MIB}\n",
+            limit: str(2048 * MIB),
+            used: str(1000 * MIB),
+            parts: f"anon {700 * MIB}\n{cached} {300 * MIB}\n",
         },
     )
     assert host.memory_bytes() == (2048 * MIB, (2048 - 700) * MIB)
-    write(machine, {"memory.max": "max\n"})
+    write(machine, {limit: none})
     assert host.memory_bytes() == (8192 * MIB, 6000 * MIB)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
+from inference_site.accounts.models import ApiKey
 from inference_site.catalogue.fleet import fleet
 from inference_site.catalogue.fleet.leases import (
     Lease,
@@ -23,6 +26,8 @@ from inference_site.core.storage.migrations import migrations_of_release
 from inference_site.core.storage.redis import site_client
 from inference_site.ops import status
 from inference_site.ops.status import SiteMetrics
+from inference_site.runs.models import Generation, ServiceClass
+from tests.generations.rows import create_generation
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.redis, pytest.mark.django_db]
@@ -71,6 +76,29 @@ def without_workers() -> set[str]:
         for sample in family.samples
         if sample.name == "inference_live_workers" and sample.value == 0
     }
+
+
+@pytest.mark.django_db(transaction=True)
+def test_work_in_the_background_is_not_the_oldest_that_waits(
+    api_key: tuple[ApiKey, str],
+) -> None:
+    """Nobody waits for the lines of a batch; the alert of requests that wait reads this metric."""
+
+    def waits(service_class: ServiceClass, seconds: int) -> None:
+        row = create_generation(api_key[0], model="demo", service_class=service_class)
+        created_at = timezone.now() - timedelta(seconds=seconds)
+        Generation.objects.filter(pk=row.pk).update(created_at=created_at)
+
+    def told(metric: str) -> float:
+        samples = (sample for family in SiteMetrics().collect() for sample in family.samples)
+        named = (one for one in samples if one.name == f"inference_{metric}")
+        return next(one.value for one in named if one.labels["model"] == "demo")
+
+    waits(ServiceClass.BACKGROUND, 500)
+    assert (told("queue_length"), told("queue_oldest_seconds")) == (1, 0)
+    waits(ServiceClass.FOREGROUND, 100)
+    assert told("queue_length") == 2
+    assert 100 <= told("queue_oldest_seconds") < 200
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def main() -> int:
         if options.keep:
             print(f"left in {folder}, project {stack.name}")
         else:
-            _remove_images(stack)
             stack.remove()
+            _remove_images()  # Docker keeps one that a container has.
     print(", ".join(f"{statuses.count(s)} {s}" for s in ("ok", "skipped", "FAILED")))
     return 1 if "FAILED" in statuses else 0
 
@@ -103,9 +103,9 @@ def _say_versions() -> None:
     print(f"Docker {versions[0]}, Compose {versions[1]}", flush=True)
 
 
-def _remove_images(stack: Stack) -> None:
-    for name in ("web", "worker-cpu"):
-        stack.command("docker", "image", "rm", f"{IMAGE}-{name}:latest", check=False)
+def _remove_images() -> None:
+    command = ["docker", "image", "rm", f"{IMAGE}-web:latest", f"{IMAGE}-worker-cpu:latest"]
+    subprocess.run(command, capture_output=True, check=False)
 
 
 if __name__ == "__main__":

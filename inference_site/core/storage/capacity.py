@@ -32,9 +32,13 @@ def disks() -> Iterator[Disk]:
     if not settings.FILES_BUCKET and not files.is_relative_to(folders["DATA_DIR"]):
         folders["FILES_DIR"] = files
     for setting, folder in folders.items():
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        usage = shutil.disk_usage(existing)
+        usage = shutil.disk_usage(existing(folder))
         yield Disk(setting, folder, usage.free, usage.total)
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the closest of its parents that exists. Raise OSError."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import secrets
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -37,7 +39,7 @@ from inference_site.catalogue.model_store.entries import (
 )
 from inference_site.catalogue.model_store.models import StoredModel
 from inference_site.core import environment
-from inference_site.core.storage.capacity import disks, memory_of
+from inference_site.core.storage.capacity import disks, existing, memory_of
 from inference_site.core.storage.postgresql import (
     DATABASE_UNAVAILABLE,
     TIMEOUTS,
@@ -212,7 +214,7 @@ def check_single_sign_on() -> Iterator[Finding]:
 
 
 def check_disk() -> Iterator[Finding]:
-    """Check the free space of the folders for data, models and files."""
+    """Check the folders for data, models and files: their free space, and what the user may do."""
     for disk in disks():
         free, total = disk.free_bytes, disk.total_bytes
         yield graded(
@@ -221,6 +223,22 @@ def check_disk() -> Iterator[Finding]:
             f"Make room there, or move {disk.setting} to a larger disk.",
             warn=free < max(5 * _GIB, total // 20),
             fail=free < _GIB,
+        )
+    folder = existing(Path(settings.MODELS_DIR))
+    if not os.access(folder, os.R_OK | os.X_OK):
+        yield Finding(
+            Level.WARN,
+            "MODELS_DIR",
+            f"{folder}: user {os.getuid()} cannot read it, so its files are left out",
+            "Let that user read the folder and its files.",
+        )
+    folder = existing(Path(settings.FILES_DIR))
+    if not settings.FILES_BUCKET and not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding(
+            Level.FAIL,
+            "FILES_DIR",
+            f"{folder}: user {os.getuid()} cannot write there, so uploads and batches fail",
+            "Make it a folder of the user that the web processes and beat run as.",
         )
 
 
