@@ -21,6 +21,7 @@ from django.db.models import QuerySet
 from limits.storage import RedisStorage
 
 from inference_site.accounts.keys import Caller
+from inference_site.accounts.limits_private import change_previous_count
 from inference_site.accounts.models import ApiKey, Project
 from inference_site.core.errors.api_errors import RateLimitError
 from inference_site.core.observability.outages import OutageLog
@@ -117,9 +118,7 @@ class _Limit:
         earlier = sum(n for age_s, n in counted if began_s < age_s <= began_s + _WINDOW_S)
         from_previous = min(earlier, previous)
         if from_previous and previous_s > 1:  # Later it hardly counts, and may have expired.
-            storage = limit_storage()
-            key = storage._previous_window_key(self._key)
-            storage.incr(key, _WINDOW_S, -from_previous)
+            change_previous_count(limit_storage(), self._key, _WINDOW_S, -from_previous)
         # The clocks of hosts differ: what the previous window does not have is in this one.
         in_current = sum(n for age_s, n in counted if age_s <= began_s)
         self.change_count(from_previous - earlier - in_current)
