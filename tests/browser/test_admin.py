@@ -472,6 +472,19 @@ def _waiting(stack: ServedStack) -> list[str]:
     return [row[0] for row in rows]
 
 
+def test_a_page_that_refreshes_itself_says_that_the_session_is_over(page: Page) -> None:
+    page.goto("/admin/requests/")
+    page.mouse.move(0, 0)
+    kept: Any = page.context.cookies()
+    page.context.clear_cookies()
+    try:
+        expect(page.locator("#refreshed")).to_contain_text("The session is over")
+        page.goto("/admin/requests/")
+        expect(page).to_have_url(re.compile("/admin/login/"))
+    finally:
+        page.context.add_cookies(kept)
+
+
 def test_a_refused_request_comes_into_the_log_and_a_filter_is_saved(
     page: Page, client: openai.OpenAI, stack: ServedStack
 ) -> None:

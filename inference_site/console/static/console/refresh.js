@@ -9,6 +9,7 @@ const POINTS = "steady" in live.dataset ? "focus is" : "pointer or the focus is"
 const PATIENCE_MS = 30_000;
 let refreshedAt = Date.now();
 let isAsking = false;
+let isLoggedOut = false;
 
 const note = document.getElementById("refreshed");
 
@@ -43,7 +44,8 @@ async function refresh() {
 async function show() {
   const options = { headers: { accept: "text/html" }, signal: AbortSignal.timeout(PATIENCE_MS) };
   const answer = await fetch(location.href, options);
-  if (!answer.ok || answer.redirected) return;
+  isLoggedOut = answer.redirected;
+  if (!answer.ok || isLoggedOut) return;
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const fresh = page.getElementById("live");
   if (!fresh || isInUse()) return;
@@ -60,7 +62,8 @@ async function show() {
 
 function say() {
   const age = `Updated ${Math.round((Date.now() - refreshedAt) / 1000)} s ago.`;
-  if (isPaused()) note.textContent = `${age} Paused.`;
+  if (isLoggedOut) note.textContent = `${age} The session is over: reload the page to log in.`;
+  else if (isPaused()) note.textContent = `${age} Paused.`;
   else note.textContent = isInUse() ? `${age} Paused while the ${POINTS} below.` : age;
 }
 

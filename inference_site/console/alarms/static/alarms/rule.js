@@ -11,7 +11,7 @@ async function preview() {
   const answer = await fetch(`${shown.dataset.url}?${query}`);
   const text = await answer.text();
   // An answer to earlier values may come later than that to the present ones.
-  if (number === asked) shown.textContent = answer.ok ? text : "There is no preview now.";
+  if (number === asked) shown.textContent = answer.ok && !answer.redirected ? text : "There is no preview now.";
 }
 
 form?.addEventListener("input", () => {
