@@ -212,6 +212,11 @@ class Catalogue:
             removed,
         )
 
+    @property
+    def removed(self) -> frozenset[str]:
+        """The ids of the models that were removed since the start of this process."""
+        return frozenset(self._removed_prices.keys() - self.models.keys())
+
     def price_of(self, model: str) -> Price:
         """Return the price of a model; of one that was removed since the start, its last price.
 

@@ -329,20 +329,20 @@ def expire_server_away() -> None:
 def expire_removed_models() -> None:
     """Fail those that wait for a model that neither the catalogue nor a worker has any more.
 
-    Only after ``QUEUE_TIMEOUT_S``: during an upgrade this process may have an older catalogue.
+    At once if the model was in the catalogue of this process. Others only after
+    ``QUEUE_TIMEOUT_S``: during an upgrade this process may have an older catalogue.
     """
     known = catalogue().models
-    unknown = [
-        model
-        for (model,) in _models_of_late_background(settings.QUEUE_TIMEOUT_S)
-        if model not in known and not live_view.having(model)
-    ]
-    if not unknown:
-        return
-    waiting = _late_background(settings.QUEUE_TIMEOUT_S).filter(model__in=unknown)
-    _each(
-        (row.public_id, partial(_expire, row, "model_not_found", ModelRemoved())) for row in waiting
-    )
+    late = [model for (model,) in _models_of_late_background(settings.QUEUE_TIMEOUT_S)]
+    unknown = [m for m in late if m not in known and not live_view.having(m)]
+    removed = [m for m in catalogue().removed if not live_view.having(m)]
+    rows: list[Generation] = []
+    if removed:
+        rows += Generation.objects.filter(status=Status.QUEUED, model__in=removed)[:_MAX_EXPIRED]
+    if unknown:
+        rows += _late_background(settings.QUEUE_TIMEOUT_S).filter(model__in=unknown)
+    expire = partial(_expire, code="model_not_found", error=ModelRemoved())
+    _each((row.public_id, partial(expire, row)) for row in rows)
 
 
 def _late_background(after_s: float) -> QuerySet[Generation]:

@@ -588,6 +588,25 @@ def test_a_run_that_begins_while_orphans_are_looked_for_is_none(api_key: Key, wo
     assert state(lost) == (Status.FAILED, "worker_lost")
 
 
+def test_what_waits_for_a_model_that_was_removed_fails_when_no_worker_has_it_any_more(
+    api_key: Key, worker: str, model: str
+) -> None:
+    catalogue().update([ModelSpec(model, "scripted")])
+    rows = [waiting(api_key, 1, model=model), waiting(api_key, 1, model=model, background=True)]
+    expire_removed_models()
+    report = ModelReport(model, 1, 0)
+    lease = Lease(worker, lambda: LiveWorker(worker, (report,)))
+    lease.renew()
+    live_view.forget()
+    catalogue().update([])
+    expire_removed_models()
+    assert [state(row)[0] for row in rows] == [Status.QUEUED] * 2
+    lease.stop()
+    live_view.forget()
+    expire_removed_models()
+    assert [state(row) for row in rows] == [(Status.FAILED, "model_not_found")] * 2
+
+
 def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(
     api_key: Key, worker: str, model: str, settings: Settings
 ) -> None:
