@@ -27,6 +27,7 @@ from inference_site.core.domain.deltas import (
     Delta,
     Finish,
     PromptProgress,
+    ReasoningDelta,
     Usage,
     is_output,
 )
@@ -122,8 +123,9 @@ class Run:
         self._spent = Usage()
         """The usage of the turns that have ended."""
         self._usage = Usage()
-        self._pieces = 0
-        """Pieces of output so far: at least as many tokens, if the engine has not counted them."""
+        self._pieces = self._reasoning_pieces = 0
+        """Pieces of output so far, and of reasoning among them: at least as many tokens, if the
+        engine has not counted them."""
         self._is_counted = True
         """Whether the engine has reported its usage after the last piece."""
         self._first_token_at: dt.datetime | None = None
@@ -171,6 +173,7 @@ class Run:
             else:
                 self._meter.tick()
                 self._pieces += is_output(delta)
+                self._reasoning_pieces += isinstance(delta, ReasoningDelta)
                 self._is_counted = False
         for piece in (delta,) if self._text_calls is None else self._text_calls.take(delta):
             self._assemble(piece)
@@ -179,6 +182,7 @@ class Run:
         """Take the usage of a turn that has ended (see ``TurnSink``)."""
         self._spent = self._spent.plus(usage)
         self._pieces += usage.output_tokens
+        self._reasoning_pieces += usage.reasoning_tokens
         self.feed(Usage())
 
     def _assemble(self, delta: Delta) -> None:
@@ -290,7 +294,9 @@ class Run:
                 is_short = self._pieces > self._usage.output_tokens
                 if self._unfinished and is_short and not self._is_counted:
                     # The engine has not counted an unfinished answer; each piece is a token.
-                    self._usage = replace(self._usage, output_tokens=self._pieces)
+                    reasoning = max(self._reasoning_pieces, self._usage.reasoning_tokens)
+                    counts = {"output_tokens": self._pieces, "reasoning_tokens": reasoning}
+                    self._usage = replace(self._usage, **counts)
                     assert self._assembler is not None
                     self._assembler.feed(self._usage)
                 # Losing the model's process is no error of a run that was cancelled.
@@ -387,6 +393,7 @@ class Run:
         self._spent, self._unfinished = self._usage, request.answers
         # A piece of an earlier turn may have been many tokens.
         self._pieces = max(self._pieces, self._usage.output_tokens)
+        self._reasoning_pieces = max(self._reasoning_pieces, self._usage.reasoning_tokens)
         self._text_calls = None
         if may_have_text_calls(request):
             parallel = request.parallel_tool_calls

@@ -368,6 +368,12 @@ def test_an_attempt_whose_request_is_lost_costs_what_the_saved_turns_have_used(
     assert ToolCall.objects.get().result is None
 
 
+def test_reasoning_is_counted_by_its_pieces_if_the_engine_fails(start: Start) -> None:
+    row = start([{"reasoning": "Hm. "}, {"text": "one"}, {"fail": "boom"}]).drive()
+    assert row.status == Status.FAILED
+    assert counts(row)[2:] == (2, 1)
+
+
 def test_a_later_turn_that_is_cancelled_is_counted_by_its_pieces(start: Start) -> None:
     """The first turn has more tokens than pieces; of the second one nothing is counted yet."""
     attempt = start()
