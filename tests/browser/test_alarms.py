@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import orjson
@@ -150,6 +151,11 @@ def test_a_rule_has_a_scope_recipients_a_preview_and_a_test(
     expect(preview).to_have_text("It would not have fired in the last week.")
     page.locator("#id_bound").fill("-1")
     expect(preview).to_contain_text("Fill in a valid condition")
+    kept: Any = page.context.cookies()
+    page.context.clear_cookies()  # The session is over.
+    page.locator("#id_bound").fill("85000")
+    expect(page.locator("#rule-preview")).to_have_text("There is no preview now.")
+    page.context.add_cookies(kept)
     page.locator("#id_bound").fill("86000")
     page.locator("#id_model").select_option("scripted")
     find(page, "project", "default")
