@@ -89,7 +89,8 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
         yield site
     finally:
         # redis-py takes a cancel that comes with an answer for a time-out; then it takes another.
-        while pending := {task for task in hub._tasks if not task.done()}:
+        # Tasks of the hub's tasks too: one that reads would open a connection again.
+        while pending := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=0.2)
