@@ -24,7 +24,7 @@ from inference_site.accounts.models import ApiKey, Budget, KeySecret, Project, S
 from inference_site.console.tiles import short
 from inference_site.core.admin_pages.labels import money, time_since
 from inference_site.gateway.head import resolve_cached
-from inference_site.runs.models import Generation
+from inference_site.runs.models import INDEXING, Generation
 from inference_site.runs.request_log.models import Refusal
 from inference_site.runs.usage.models import Period
 from inference_site.runs.usage.queries import (
@@ -171,8 +171,7 @@ def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[Pro
         return []
     # The project is the first column of the index of generations that have not ended.
     project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
-    current = Generation.objects.filter(project=project, finished_at=None)
-    current = current.exclude(kind="vector_store.embedding", background=True)  # Indexing of files.
+    current = Generation.objects.filter(project=project, finished_at=None).exclude(**INDEXING)
     runs = (current.filter(api_key=tenant.pk) if isinstance(tenant, ApiKey) else current).count()
     percent = min(100, 100 * runs // limit)
     whose = "" if tenant == shown_for else ", whole project"

@@ -37,6 +37,9 @@ class Status(models.TextChoices):
 
 
 TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+INDEXING = {"kind": "vector_store.embedding", "background": True}
+"""The columns of generations that index files of vector stores; the limits do not count them."""
+IS_INDEXING = f"(kind = '{INDEXING['kind']}' AND background)"
 
 
 MAX_ATTEMPTS = 3

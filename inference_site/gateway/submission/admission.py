@@ -28,7 +28,7 @@ from inference_site.core.domain.request import AudioFile, GenerationRequest, Tex
 from inference_site.core.errors.api_errors import QuotaError, RateLimitError
 from inference_site.core.errors.exceptions import api_error
 from inference_site.gateway.submission.model_access import BYTES_PER_TOKEN, unknown_model
-from inference_site.runs.models import ServiceClass
+from inference_site.runs.models import IS_INDEXING, ServiceClass
 from inference_site.runs.queue import WithRow
 from inference_site.runs.usage.accounting import settle_for_request
 
@@ -48,12 +48,11 @@ SELECT pg_advisory_xact_lock({0x1F5A0001}, (%(key_id)s %% 2147483647)::int),
     pg_advisory_xact_lock({0x1F5A0002}, (%(project_id)s %% 2147483647)::int)
 """
 """Locks under which the runs of a key and of its project are counted."""
-_COUNT_RUNS = """
+_COUNT_RUNS = f"""
 SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
 WHERE project_id = %(project_id)s AND finished_at IS NULL
-    AND NOT (kind = 'vector_store.embedding' AND background)
-"""
-"""Limits do not count the indexing of files."""
+    AND NOT {IS_INDEXING}
+"""  # noqa: S608  # A constant.
 
 TierName = Literal["default", "flex", "priority"]
 
@@ -158,8 +157,8 @@ def _count(caller: Caller, tokens: int) -> dict[str, str]:
     """
     try:
         return count_request(caller, tokens)
-    except RateLimitError:
-        if not rate_limits.has_token_limit(caller):
+    except RateLimitError as exc:
+        if exc.type != "tokens":
             raise
         settle_for_request(caller.project_id)
         return count_request(caller, tokens)

@@ -28,7 +28,7 @@ from redis.exceptions import RedisError
 from inference_site.accounts.budgets import period_start
 from inference_site.accounts.models import BOUNDED, END_USER, TAG, Budget
 from inference_site.accounts.rate_limits import AccountedGeneration, correct
-from inference_site.runs.models import TERMINAL, Generation
+from inference_site.runs.models import IS_INDEXING, TERMINAL, Generation
 from inference_site.runs.usage.models import KEY as LATENCY_KEY
 from inference_site.runs.usage.models import (
     LONGEST_VALUE,
@@ -62,13 +62,13 @@ WHERE NOT is_accounted AND status IN ('cancelled', 'completed', 'failed')
 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 """
 
-_MARK_ACCOUNTED = """
+_MARK_ACCOUNTED = f"""
 UPDATE generations_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
 RETURNING project_id, api_key_id, created_at,
-    CASE WHEN kind = 'vector_store.embedding' AND background THEN 0 ELSE reserved_tokens END,
+    CASE WHEN {IS_INDEXING} THEN 0 ELSE reserved_tokens END,
     input_tokens + output_tokens
-"""
-"""What is returned of each is for the rate limits, which do not count the indexing of files."""
+"""  # noqa: S608  # A constant.
+"""What is returned of each is for the rate limits."""
 
 SUMS = {
     "requests": "count(*)",
