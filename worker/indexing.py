@@ -204,9 +204,9 @@ class _Document:
         if all(len(text) < _SHORTEST or len(text.encode()) < self._too_large for text in texts):
             with suppress(TextTooLong):
                 return self._embed(texts)
-            if len(texts) == 1 and len(texts[0]) < _SHORTEST:
-                raise NotPossible("The embedding model takes no text of this length.")
             if len(texts) == 1:
+                if len(texts[0]) < _SHORTEST:
+                    raise NotPossible("The embedding model takes no text of this length.")
                 self._too_large = len(texts[0].encode())
         if len(texts) > 1:
             return [vector for text in texts for vector in self._vectors([text])]
