@@ -60,6 +60,16 @@ def claimed(worker: str = "one", held: tuple[int, ...] = ()) -> VectorStoreFile 
     return VectorStoreFile.objects.claim(worker, held, ["one", "two"], {}, 600)
 
 
+def indexed(entry: VectorStoreFile) -> IndexingStatus:
+    """Index the file as soon as it may be claimed; return its status after that."""
+    VectorStoreFile.objects.update(worked_until=None)
+    claim = claimed()
+    assert claim is not None
+    _Document(claim).index()
+    entry.refresh_from_db()
+    return IndexingStatus(entry.status)
+
+
 def test_a_run_that_was_lost_is_repeated_and_one_that_failed_is_not(
     entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,12 +78,7 @@ def test_a_run_that_was_lost_is_repeated_and_one_that_failed_is_not(
     def indexed_with(status: int, code: str) -> IndexingStatus:
         ending = Ending((), status, b"{}", error_code=code)
         monkeypatch.setattr(kinds, "run_and_wait", lambda *_, **__: ending)
-        VectorStoreFile.objects.update(worked_until=None)
-        claim = claimed()
-        assert claim is not None
-        _Document(claim).index()
-        entry.refresh_from_db()
-        return IndexingStatus(entry.status)
+        return indexed(entry)
 
     for _ in range(MAX_ATTEMPTS + 1):  # A busy server is no attempt.
         assert indexed_with(429, "rate_limit_exceeded") == IndexingStatus.IN_PROGRESS
@@ -93,27 +98,19 @@ def test_a_file_waits_for_a_storage_that_is_away(
     monkeypatch.setattr(_Document, "_embed", lambda _, texts: [array("f", [1, 0])] * len(texts))
     monkeypatch.setattr(chunks, "add", lambda *_: True)
 
-    def indexed() -> IndexingStatus:
-        VectorStoreFile.objects.update(worked_until=None)
-        claim = claimed()
-        assert claim is not None
-        _Document(claim).index()
-        entry.refresh_from_db()
-        return IndexingStatus(entry.status)
-
     away = folder.rename(folder.with_name("away"))
     for _ in range(MAX_ATTEMPTS + 1):
-        assert indexed() == IndexingStatus.IN_PROGRESS
+        assert indexed(entry) == IndexingStatus.IN_PROGRESS
         assert (entry.worked_by, entry.attempts) == ("", 0)
     away.rename(folder)
-    assert indexed() == IndexingStatus.COMPLETED
+    assert indexed(entry) == IndexingStatus.COMPLETED
     away = folder.rename(folder.with_name("away"))
     a_day_ago = timezone.now() - dt.timedelta(days=1, minutes=1)
     again = {"status": IndexingStatus.IN_PROGRESS, "worked_by": "", "attempts": 0}
     VectorStoreFile.objects.update(**again, created_at=a_day_ago)
     for _ in range(1, MAX_ATTEMPTS):
-        assert indexed() == IndexingStatus.IN_PROGRESS
-    assert indexed() == IndexingStatus.FAILED
+        assert indexed(entry) == IndexingStatus.IN_PROGRESS
+    assert indexed(entry) == IndexingStatus.FAILED
     assert entry.error_message == "The content of the file cannot be read."
 
 

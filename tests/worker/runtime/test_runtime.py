@@ -561,6 +561,12 @@ def test_an_adapter_that_another_worker_has_dropped_takes_no_other_along(
     assert adapters.read().models_with("good") == ["m"]
 
 
+def know_only(monkeypatch: pytest.MonkeyPatch, spec: ModelSpec) -> None:
+    """Let the catalogue of the loader have this model alone."""
+    known = SimpleNamespace(models={spec.id: spec}, find=lambda _: spec)
+    monkeypatch.setattr(loading, "catalogue", lambda: known)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_model_that_was_loaded_again_is_not_unloaded_for_the_time_before(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
@@ -592,8 +598,7 @@ def test_a_model_that_is_dropped_just_after_its_load_can_be_loaded_again(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ModelSpec("n", "scripted")
-    has_spec = SimpleNamespace(models={"n": spec}, find=lambda _: spec)
-    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    know_only(monkeypatch, spec)
     is_dropped, is_settled = threading.Event(), threading.Event()
 
     def release(model: str) -> None:
@@ -622,8 +627,7 @@ def test_a_model_that_is_wanted_again_while_its_server_goes_to_sleep_has_one_ser
     monkeypatch.setattr(residency, "_CHECK_IDLE_S", 0.05)
     monkeypatch.setattr(residency, "_ANNOUNCED_S", 0.05)
     spec = ModelSpec("m", "scripted", keep_alive_s=0.1)
-    has_spec = SimpleNamespace(models={"m": spec}, find=lambda _: spec)
-    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    know_only(monkeypatch, spec)
     opened: list[Engine] = []
     goes_to_sleep, go_on = threading.Event(), threading.Event()
 
@@ -658,8 +662,7 @@ def test_an_entry_that_is_there_again_is_loaded_once_its_model_of_before_has_end
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ModelSpec("m", "scripted")
-    has_spec = SimpleNamespace(models={"m": spec}, find=lambda _: spec)
-    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    know_only(monkeypatch, spec)
     before = runtime.loader.models["m"]
     assert before.take_slot()
     runtime.loader.apply(CatalogueChanges(removed=[spec]), takes_new=True)
@@ -676,8 +679,7 @@ def test_a_model_that_was_added_while_its_worker_was_drained_is_loaded_afterward
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ModelSpec("added", "scripted")
-    has_spec = SimpleNamespace(models={"added": spec}, find=lambda _: spec)
-    monkeypatch.setattr(loading, "catalogue", lambda: has_spec)
+    know_only(monkeypatch, spec)
     orders.give(OrderState.DRAINED, [runtime.id])
     runtime.loader.apply(CatalogueChanges(new=[spec]), takes_new=True)
     time.sleep(0.2)
