@@ -63,7 +63,7 @@ def test_a_worker_that_lost_the_generation_plans_and_sends_nothing(claim: Claim)
     rows = planned(claim)
     lost(claim)
     assert not ToolCall.objects.send(claim, rows[0], rows[0].arguments_hash, PRICE)
-    assert ToolCall.objects.plan(claim, CALLS, ["mcp"], None, Usage()) is None
+    assert ToolCall.objects.plan(claim, CALLS, ["mcp"], {}, Usage()) is None
 
 
 def test_a_result_counts_for_its_attempt_and_is_kept_until_the_end(claim: Claim) -> None:

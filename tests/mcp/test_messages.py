@@ -634,19 +634,28 @@ def test_the_token_of_a_request_in_a_batch_is_stored_sealed(site: Site) -> None:
 
 
 def test_a_call_during_which_the_worker_dies_is_not_repeated(site: Site) -> None:
+    """The line of a batch goes on. A client that waits has an error, and its turn is counted."""
     before = len(site.server.calls)
+    sleep = {"calls": [["test__sleep", {"seconds": 2}]]}
 
     def kill() -> None:
-        wait_until(lambda: len(site.server.calls) > before, 90, "the call is made")
+        wait_until(lambda: len(site.server.calls) > before + 1, 90, "both calls are made")
         os.kill(site.stack.pid_of("worker"), signal.SIGKILL)
 
-    sleep = {"calls": [["test__sleep", {"seconds": 2}]]}
-    message = batched(site, site.body(sleep, SAY, mcp_servers=site.mcp()), kill)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(site.ask, sleep, SAY, mcp_servers=site.mcp())
+        message = batched(site, site.body(sleep, SAY, mcp_servers=site.mcp()), kill)
+        with pytest.raises(anthropic.InternalServerError) as raised:
+            asked.result(60)
     _, result, said = plain(message)
     assert result["is_error"]
     assert "Outcome unknown" in json.dumps(result["content"])
     assert said["text"] == "All done. "
-    assert len(site.server.calls) == before + 1
+    assert len(site.server.calls) == before + 2
+    counted = """SELECT error_code, input_tokens, output_tokens FROM generations_generation
+        WHERE request_id = %s"""
+    [row] = site.stack.sql(counted, raised.value.response.headers["x-request-id"])
+    assert row == ("worker_lost", 7, 5)
 
 
 @pytest.mark.parametrize(

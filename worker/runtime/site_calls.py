@@ -85,7 +85,7 @@ class SiteCalls:
         Raise Stopped when the run is stopped, and StreamLost when another attempt has it.
         """
         types = [str(options["type"]) for options in self._options]
-        kept = state if self._keeps else None
+        kept = state if self._keeps else {}
         rows = self._stored(lambda: ToolCall.objects.plan(self._claim, calls, types, kept, usage))
         if rows is None:
             raise StreamLost

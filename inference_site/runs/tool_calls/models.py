@@ -53,13 +53,13 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
         claim: Claim,
         calls: Sequence[SiteCall],
         types: Sequence[str],
-        state: Mapping[str, Any] | None,
+        state: Mapping[str, Any],
         usage: Usage,
     ) -> dict[int, ToolCall] | None:
         """Save a turn and its calls; return the rows of the calls by number.
 
         Calls that an earlier attempt has planned stay as they are. ``state`` is that of the
-        assembler, None if it must not be stored. Return None if the claim no longer holds.
+        assembler, empty if it must not be stored. Return None if the claim no longer holds.
         """
         rows = [
             ToolCall(
@@ -76,11 +76,10 @@ class ToolCallQuerySet(models.QuerySet["ToolCall"]):
             if not held.select_for_update(no_key=True).exists():
                 return None
             self.bulk_create(rows, ignore_conflicts=True)
-            if state is not None:
-                SavedTurns.objects.update_or_create(
-                    generation_id=claim.public_id,
-                    defaults={"state": dict(state), "usage": asdict(usage)},
-                )
+            SavedTurns.objects.update_or_create(
+                generation_id=claim.public_id,
+                defaults={"state": dict(state), "usage": asdict(usage)},
+            )
             numbers = [call.number for call in calls]
             found = self.of(claim.public_id).filter(number__in=numbers)
             return {row.number: row for row in found}
@@ -189,7 +188,8 @@ class ToolCall(models.Model):
 class SavedTurns(models.Model):
     """What a generation has after its last turn, while its calls or a later turn run.
 
-    ``state`` is that of the assembler, ``usage`` the fields of ``Usage`` of the turns so far.
+    ``state`` is that of the assembler, empty in the foreground, where no other attempt continues.
+    ``usage`` has the fields of ``Usage`` of the turns so far, which count if the worker dies.
     """
 
     generation_id = models.CharField("generation", max_length=64, unique=True)
