@@ -158,6 +158,20 @@ def test_errors_and_first_tokens_are_compared_with_the_week_before(
     assert sorted(Alarm.objects.values_list("rule__kind", flat=True)) == sorted(expected)
 
 
+@pytest.mark.parametrize(
+    ("code", "fires"), [("model_error", True), ("context_length_exceeded", False)]
+)
+def test_requests_that_a_worker_found_invalid_are_no_errors_of_the_model(
+    api_key: Key, code: str, fires: bool
+) -> None:
+    only(RuleKind.ERRORS, 10, 3)
+    now = timezone.now()
+    used(api_key[0], now, Period.MINUTE, 900, requests=100, failed=40)
+    for _ in range(35):
+        create_generation(api_key[0], status=Status.FAILED, finished_at=now, error_code=code)
+    assert firing() == (["m"] if fires else [])
+
+
 def answered(key: ApiKey, wait_ms: float, since_claim_ms: float, **fields: Any) -> None:
     """Have enough requests answered that waited in the queue and then for their first tokens."""
     at = timezone.now() - dt.timedelta(seconds=60)

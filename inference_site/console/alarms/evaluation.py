@@ -16,6 +16,7 @@ from typing import Any
 from unicodedata import bidirectional
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.db import Error, connection, transaction
 from django.db.models import Count, F, FloatField, Min, QuerySet
 from django.db.models.functions import Cast
@@ -57,6 +58,8 @@ WEEK = dt.timedelta(days=7)
 _LATEST = 1_000
 MIN_REQUESTS = 20
 """Models with fewer recent requests have no meaningful error rate or percentile."""
+_INVALID = ("context_length_exceeded", "invalid_request_error", "unsupported_parameter")
+"""Error codes of requests that a worker found invalid, as in the alert ``GenerationsFail``."""
 _outages: dict[int, OutageLog] = {}
 """Of the rules that could not be evaluated the last time, by their keys."""
 
@@ -231,11 +234,14 @@ def _queued(model: str, project: int | None, api_key: int | None) -> QuerySet[An
 
 def _error_rate(rule: Rule) -> Iterator[Finding]:
     for model, usage in _recent_usage(rule).items():
-        rate = failed_percent(usage)
         week = _usage_of_week_before(_today(), rule.project_id, rule.api_key_id)
         before = week.get((model,), Usage())
         usual = failed_percent(before)
-        if rate > rule.bound and rate > rule.factor * usual:
+        least = max(rule.bound, rule.factor * usual)
+        rate = failed_percent(usage)
+        if rate > least:  # What is wrong with the request is the matter of its client.
+            rate -= 100 * _invalid_requests(rule, model) / usage.requests
+        if rate > least:
             text = f"{rate:.1f} % of the requests for {model}{_whose(rule)} fail"
             text += f"; usual are {usual:.1f} %." if before.requests else "."
             yield Finding(model, text, f"{_query(rule, model)}&status=failed&since=1h")
@@ -270,16 +276,28 @@ def _since_claim_p95(rule: Rule, model: str) -> float | None:
 
     Of the latest requests that clients have waited for, at most ``_LATEST``.
     """
-    recent = Generation.objects.filter(model=model, created_at__gte=timezone.now() - _RECENT)
-    if rule.project_id is not None:
-        recent = recent.filter(project=rule.project_id)
-    if rule.api_key_id is not None:
-        recent = recent.filter(api_key=rule.api_key_id)
+    recent = _generations(rule, model).filter(created_at__gte=timezone.now() - _RECENT)
     of_clients = recent.filter(service_class__lt=ServiceClass.BACKGROUND)
     began = of_clients.exclude(first_token_at=None).exclude(claimed_at=None).order_by("-pk")
     took = began.values_list(F("first_token_at") - F("claimed_at"), flat=True)[:_LATEST]
     times = sorted(1000 * one.total_seconds() for one in took)
     return times[int(0.95 * (len(times) - 1))] if len(times) >= MIN_REQUESTS else None
+
+
+def _generations(rule: Rule, model: str) -> QuerySet[Generation]:
+    """Return the generations of a model in the scope of a rule."""
+    scope = {"project": rule.project_id, "api_key": rule.api_key_id}
+    chosen = {name: value for name, value in scope.items() if value is not None}
+    return Generation.objects.filter(model=model, **chosen)
+
+
+def _invalid_requests(rule: Rule, model: str) -> int:
+    """Return how many of the recent requests failed because the worker found them invalid."""
+    since = floor(timezone.now() - _RECENT, Period.MINUTE)
+    # An index locates the time of creation. No client waits longer than this in the queue.
+    created = since - dt.timedelta(seconds=settings.QUEUE_TIMEOUT_S)
+    failed = _generations(rule, model).filter(status=Status.FAILED, created_at__gte=created)
+    return failed.filter(finished_at__gte=since, error_code__in=_INVALID).count()
 
 
 def _span(

@@ -40,6 +40,7 @@ _MAX_MODELS = 50
 
 _NOTES = {
     RuleKind.NO_WORKER: " It counts long waits; whether a worker had the model is not recorded.",
+    RuleKind.ERRORS: " It counts invalid requests too, which the rule leaves out.",
     RuleKind.TTFT: " It counts the wait in the queue too, which the rule leaves out.",
 }
 
