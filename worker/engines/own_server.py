@@ -28,6 +28,7 @@ from inference_site.core.domain.errors import (
     EngineUnavailable,
     InvalidRequest,
     ModelServerLost,
+    ModelServerUnreachable,
 )
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message
@@ -138,7 +139,7 @@ class OwnServer(Engine):
                 return engine.start(request, sink, on_end)
             self._threads.submit(start_and_report, partial(engine.run, request, sink), on_end)
         except RuntimeError as exc:  # Its threads have ended with its server.
-            raise EngineUnavailable(f"Model '{self._spec.id}': it was stopped.") from exc
+            raise ModelServerUnreachable(f"Model '{self._spec.id}': it was stopped.") from exc
         return True
 
     @property
@@ -222,8 +223,9 @@ class OwnServer(Engine):
 
     @property
     def _running(self) -> Engine:
-        if (engine := self._engine) is None:
-            raise EngineUnavailable(f"Model '{self._spec.id}': {self._starting or self._fault}")
+        if (engine := self._engine) is None:  # Its server has ended since the run was claimed.
+            why = self._starting or self._fault
+            raise ModelServerUnreachable(f"Model '{self._spec.id}': {why}")
         return engine
 
     def run(self, request: GenerationRequest, sink: Sink) -> None:
