@@ -101,12 +101,13 @@ def numbers(events: list[dict[str, Any]]) -> list[int]:
     return [event["sequence_number"] for event in events]
 
 
-def second_attempts(stack: ServedStack, ids: list[str]) -> int:
-    """How many of these run for the second time now."""
+def attempts(stack: ServedStack, ids: list[str], number: int) -> int:
+    """How many of these run now, for this time."""
     found = stack.sql(
         "SELECT count(*) FROM generations_generation "
-        "WHERE public_id = ANY(%s) AND status = 'running' AND attempt = 2",
+        "WHERE public_id = ANY(%s) AND status = 'running' AND attempt = %s",
         ids,
+        number,
     )
     return int(found[0][0])
 
@@ -115,9 +116,10 @@ def test_response_in_the_background_survives_its_worker(stack: ServedStack) -> N
     response_id = begin(stack)
     beside = [begin(stack, input=slow(600)) for _ in range(2)]
     readers = [Reader(stack, response_id) for _ in range(3)]
-    os.kill(stack.pid_of("worker"), signal.SIGKILL)
     together = [response_id, *beside]
-    wait_until(lambda: second_attempts(stack, together) == 3, 60, "all three beside each other")
+    wait_until(lambda: attempts(stack, together, 1) == 3, 60, "all three")
+    os.kill(stack.pid_of("worker"), signal.SIGKILL)
+    wait_until(lambda: attempts(stack, together, 2) == 3, 60, "all three beside each other")
     with stack.http() as http:
         for other in beside:
             http.post(f"/v1/responses/{other}/cancel")
