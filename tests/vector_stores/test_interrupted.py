@@ -33,6 +33,8 @@ from tests.waiting import wait_for_a_wait
 from worker.indexing import Indexing, _Document
 
 pytestmark = pytest.mark.django_db
+AGAIN = {"status": IndexingStatus.IN_PROGRESS, "attempts": 0, "worked_by": ""}
+"""What a file becomes that is added again after it was cancelled or has failed."""
 
 
 @pytest.fixture
@@ -58,6 +60,19 @@ def entry(folder: Path, api_key: tuple[ApiKey, str]) -> VectorStoreFile:
 
 def claimed(worker: str = "one", held: tuple[int, ...] = ()) -> VectorStoreFile | None:
     return VectorStoreFile.objects.claim(worker, held, ["one", "two"], {}, 600)
+
+
+def cancelled_and_added_again(entry: VectorStoreFile) -> None:
+    VectorStoreFile.objects.filter(pk=entry.pk).cancel()
+    VectorStoreFile.objects.filter(pk=entry.pk).update(**AGAIN)
+
+
+def complete(entry: VectorStoreFile) -> None:
+    """Have another worker index the file."""
+    claim = claimed("two")
+    assert claim is not None
+    Chunk.objects.create(store=entry.store, file=entry, position=0, embedding=[1.0], dimensions=1)
+    assert VectorStoreFile.objects.end(claim, IndexingStatus.COMPLETED, chunk_count=1)
 
 
 def indexed(entry: VectorStoreFile) -> IndexingStatus:
@@ -155,11 +170,44 @@ def test_a_file_that_is_added_again_is_not_claimed_by_the_worker_that_still_read
     chunks.
     """
     assert claimed("one") is not None
-    VectorStoreFile.objects.filter(pk=entry.pk).cancel()
-    again = {"status": IndexingStatus.IN_PROGRESS, "attempts": 0, "worked_by": ""}
-    VectorStoreFile.objects.filter(pk=entry.pk).update(**again)
+    cancelled_and_added_again(entry)
     assert claimed("one", held=(entry.pk,)) is None
     assert claimed("one") is not None
+
+
+def test_a_worker_that_has_lost_its_claim_deletes_no_chunks_of_the_next(
+    entry: VectorStoreFile,
+) -> None:
+    """It stood still before its first step: a completed file had no chunks after that."""
+    lost = claimed("one")
+    assert lost is not None
+    cancelled_and_added_again(entry)
+    complete(entry)
+    _Document(lost).index()
+    assert Chunk.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_file_that_has_failed_is_added_again_only_without_its_chunks(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker with which it had failed deleted the chunks of the next one."""
+    monkeypatch.setattr(storage, "read", lambda _: [b"\xff\xfe\xfd\xfc\0"])
+    delete_of = chunks.delete_of
+
+    def add_again() -> None:
+        with release_connection_after():
+            if VectorStoreFile.objects.filter(status=IndexingStatus.FAILED).update(**AGAIN):
+                complete(entry)
+
+    def add_again_before(claim: VectorStoreFile) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(add_again).result(60)
+        delete_of(claim)
+
+    monkeypatch.setattr(chunks, "delete_of", add_again_before)
+    assert indexed(entry) == IndexingStatus.FAILED
+    assert not Chunk.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
