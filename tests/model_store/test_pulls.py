@@ -253,6 +253,31 @@ def test_a_pull_waits_while_the_worker_that_had_it_still_writes_the_file(models_
     assert pull.state == PullState.COMPLETED
 
 
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_a_pull_does_not_write_a_file_that_another_process_has_just_renamed_or_removed(
+    monkeypatch: pytest.MonkeyPatch, models_dir: Path, is_completed: bool
+) -> None:
+    """It had opened the file, and got the lock when the other process was done: it failed."""
+    part, flock = models_dir / f"{FILE}.part", fcntl.flock
+
+    def end_first(opened: Any, how: int) -> None:
+        if is_completed:
+            shutil.copy(DEMO_FILE, part)
+            part.rename(models_dir / FILE)
+        else:
+            part.unlink()
+        flock(opened, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hub_client.fcntl, "flock", end_first)
+        pull = ended()
+    assert (pull.state, pull.error) == (PullState.RUNNING, "")
+    assert Pulls("w").run_next()
+    pull.refresh_from_db()
+    assert pull.state == PullState.COMPLETED
+    assert (models_dir / FILE).read_bytes() == DEMO_FILE.read_bytes()
+
+
 def test_two_workers_never_take_the_same_pull() -> None:
     for _ in range(4):
         Pull.objects.create(reference="a/b")
