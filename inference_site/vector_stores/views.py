@@ -309,9 +309,11 @@ class FileBatchCancelView(ApiView):
         """Cancel the files of a batch that are not indexed yet."""
         store = _store(request, vector_store_id)
         batch = _batch(store, file_batch_id)
-        if VectorStoreFile.objects.filter(batch=batch).cancel():
-            FileBatch.objects.filter(pk=batch.pk).update(is_cancelled=True)
-            batch.refresh_from_db()
+        with transaction.atomic():  # One that is added again waits until its chunks are deleted.
+            if VectorStoreFile.objects.filter(batch=batch).cancel():
+                chunks.delete_of_cancelled(batch)
+                FileBatch.objects.filter(pk=batch.pk).update(is_cancelled=True)
+                batch.refresh_from_db()
         return Response(_wire_batch(store, batch).model_dump())
 
 

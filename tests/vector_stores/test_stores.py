@@ -420,6 +420,21 @@ def test_batch_is_cancelled(site: ReadingSite) -> None:
     assert again.status == "completed"
 
 
+def test_a_cancelled_file_keeps_none_of_its_chunks(site: ReadingSite) -> None:
+    """They counted in no quota, and could be read as the content of the file."""
+    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+    batches = site.client.vector_stores.file_batches
+    batch = batches.create_and_poll(store.id, file_ids=[file], poll_interval_ms=100)
+    site.stack.sql(  # As if a worker had added some of its chunks, and would go on in a while.
+        "UPDATE vector_stores_vectorstorefile SET status = 'in_progress', worked_by = '', "
+        "worked_until = now() + interval '5 minutes' WHERE batch_id = "
+        "(SELECT id FROM vector_stores_filebatch WHERE public_id = %s)",
+        batch.id,
+    )
+    assert batches.cancel(batch.id, vector_store_id=store.id).file_counts.cancelled == 1
+    assert site.client.vector_stores.files.content(file, vector_store_id=store.id).data == []
+
+
 def test_other_projects_see_none_of_it(site: ReadingSite) -> None:
     store = site.store(tea_txt=TEA)
     [entry] = site.client.vector_stores.files.list(store.id).data
