@@ -7,7 +7,9 @@ import io
 import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django.db import transaction
@@ -20,7 +22,7 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile
 from inference_site.runs.streams.batches import Ending
-from inference_site.vector_stores import chunks, kinds
+from inference_site.vector_stores import chunks, kinds, models
 from inference_site.vector_stores.models import (
     MAX_ATTEMPTS,
     Chunk,
@@ -232,6 +234,29 @@ def test_a_file_is_deleted_while_a_worker_adds_its_chunks(entry: VectorStoreFile
     assert not VectorStoreFile.objects.renew(claim, 600)
     assert storage.prune(time.monotonic() + 60) == 1
     assert not Chunk.objects.exists()
+
+
+def test_no_file_of_an_expired_store_is_completed_while_its_chunks_are_deleted(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that was used again meanwhile had completed files of which a part was found."""
+    for position in (1, 2):
+        Chunk.objects.create(
+            store=entry.store, file=entry, position=position, embedding=[1.0], dimensions=1
+        )
+    complete(entry)
+    monkeypatch.setattr(models, "_DELETED_AT_ONCE", 1)
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=count().__next__))
+    assert models.prune(1.0) == 0
+    VectorStore.objects.update(expires_at=timezone.now())
+    assert models.prune(1.0) == 1
+    VectorStore.objects.update(expires_at=None)
+    entry.refresh_from_db()
+    assert (entry.status, Chunk.objects.count()) == (IndexingStatus.CANCELLED, 2)
+    assert models.prune(9.0) == 0
+    VectorStore.objects.update(expires_at=timezone.now())
+    assert models.prune(9.0) == 3
+    assert not VectorStoreFile.objects.exists()
 
 
 def test_the_stop_of_a_worker_is_no_attempt_to_index_its_file(entry: VectorStoreFile) -> None:
