@@ -198,13 +198,15 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))
         for _, pk in sorted(rows, key=lambda row: (served.get(row[0], 0), row[1])):
-            claimed = self.filter(free, pk=pk, status=IndexingStatus.IN_PROGRESS).update(
-                worked_by=worker,
-                worked_until=Now() + hold,
-                attempts=Case(When(is_unknown, then=F("attempts")), default=F("attempts") + 1),
-            )
-            if claimed:
-                return self.select_related("file", "store").get(pk=pk)
+            # Cancelled in between and claimed by another worker, it would be read with that claim.
+            with transaction.atomic():
+                claimed = self.filter(free, pk=pk, status=IndexingStatus.IN_PROGRESS).update(
+                    worked_by=worker,
+                    worked_until=Now() + hold,
+                    attempts=Case(When(is_unknown, then=F("attempts")), default=F("attempts") + 1),
+                )
+                if claimed:
+                    return self.select_related("file", "store").get(pk=pk)
         return None
 
     def _held(self, claim: VectorStoreFile) -> VectorStoreFileQuerySet:

@@ -29,6 +29,7 @@ from inference_site.vector_stores.models import (
     IndexingStatus,
     VectorStore,
     VectorStoreFile,
+    VectorStoreFileQuerySet,
 )
 from inference_site.vector_stores.search import require_language
 from tests.waiting import wait_for_a_wait
@@ -187,6 +188,27 @@ def test_a_worker_that_has_lost_its_claim_deletes_no_chunks_of_the_next(
     complete(entry)
     _Document(lost).index()
     assert Chunk.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_file_is_not_taken_out_of_its_store_between_its_claim_and_the_reading_of_it(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log had a traceback; had another worker claimed it meanwhile, both had one claim."""
+    select_related = VectorStoreFileQuerySet.select_related
+
+    def take_out() -> None:
+        with release_connection_after(), transaction.atomic():
+            for row in VectorStoreFile.objects.select_for_update(skip_locked=True):
+                row.delete()
+
+    def select_late(files: VectorStoreFileQuerySet, *names: str) -> VectorStoreFileQuerySet:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(take_out).result(60)
+        return select_related(files, *names)
+
+    monkeypatch.setattr(VectorStoreFileQuerySet, "select_related", select_late)
+    assert claimed() == entry
 
 
 @pytest.mark.django_db(transaction=True)
