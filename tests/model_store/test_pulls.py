@@ -269,7 +269,7 @@ def test_a_pull_does_not_write_a_file_that_another_process_has_just_renamed_or_r
         flock(opened, how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(hub_client.fcntl, "flock", end_first)
+        patched.setattr(fcntl, "flock", end_first)
         pull = ended()
     assert (pull.state, pull.error) == (PullState.RUNNING, "")
     assert Pulls("w").run_next()
