@@ -194,7 +194,7 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         hold = dt.timedelta(seconds=hold_s)
         free = is_over("worked_until", hold) | is_abandoned | is_unknown
         free &= ~Q(pk__in=list(held))
-        waiting = self.filter(free, status=IndexingStatus.IN_PROGRESS)
+        waiting = self.readable().filter(free, status=IndexingStatus.IN_PROGRESS)
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))
         for _, pk in sorted(rows, key=lambda row: (served.get(row[0], 0), row[1])):

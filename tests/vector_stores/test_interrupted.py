@@ -178,6 +178,12 @@ def test_a_file_that_is_added_again_is_not_claimed_by_the_worker_that_still_read
     assert claimed("one") is not None
 
 
+def test_a_file_that_is_being_deleted_is_not_claimed(entry: VectorStoreFile) -> None:
+    """Each attempt to read it logged a traceback, as if the storage had failed."""
+    StoredFile.objects.hide()
+    assert claimed() is None
+
+
 def test_a_worker_that_has_lost_its_claim_deletes_no_chunks_of_the_next(
     entry: VectorStoreFile,
 ) -> None:
