@@ -227,6 +227,20 @@ def test_a_pull_that_is_stopped_while_its_file_is_checked_adds_no_model(
     assert not StoredModel.objects.exists()
 
 
+def test_a_pull_that_is_stopped_just_before_its_model_is_stored_adds_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pull was shown as cancelled, and the model was served."""
+
+    def stopped_meanwhile(*_: object) -> bool:
+        Pull.objects.cancel(Pull.objects.get().pk)
+        return False
+
+    monkeypatch.setattr(pulls, "_is_of_another_file", stopped_meanwhile)
+    assert ended().state == PullState.CANCELLED
+    assert not StoredModel.objects.exists()
+
+
 def test_a_pull_of_a_worker_that_is_gone_is_taken_over_and_of_one_that_lives_is_not() -> None:
     lease = Lease("alive", lambda: LiveWorker("alive"))
     lease.renew()
