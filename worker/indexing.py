@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import django.db
 from django.conf import settings
+from django.db import transaction
 from django.utils import timezone
 from redis.exceptions import RedisError
 
@@ -171,7 +172,9 @@ class _Document:
 
     def _index(self) -> None:
         entry = self._entry
-        with release_connection_after():
+        with release_connection_after(), transaction.atomic():
+            if not VectorStoreFile.objects.is_held(entry):
+                raise _Lost
             chunks.delete_of(entry)
         content = b"".join(storage.read(entry.file))
         text = text_of(content, entry.file.filename).replace("\0", "")
@@ -240,7 +243,8 @@ class _Document:
             VectorStoreFile.objects.release(self._entry, seconds, counts=counts)
 
     def _fail(self, code: str, message: str) -> None:
-        with release_connection_after():
+        # A file that has failed may be added again, and another worker adds its chunks then.
+        with release_connection_after(), transaction.atomic():
             facts = {"error_code": code, "error_message": message}
             if VectorStoreFile.objects.end(self._entry, IndexingStatus.FAILED, **facts):
                 chunks.delete_of(self._entry)

@@ -223,6 +223,9 @@ def _fetch_file(
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
             raise BeingFetched(f"{file.path} is being fetched by another process.") from exc
+        # Who had the lock before has renamed it, and it may be served by now, or has removed it.
+        if not (part.exists() and os.path.samestat(part.stat(), os.fstat(opened.fileno()))):
+            raise BeingFetched(f"{file.path} was being fetched by another process.")
         _download_whole(client, url, file, opened, on_progress)
         size = part.stat().st_size
         if size < file.size:

@@ -183,9 +183,14 @@ def _claim(endpoint_id: int) -> Message | None:
 
 
 def _note_success(message: Message) -> None:
-    message.delivered_at, message.next_at, message.error = timezone.now(), None, ""
     message.drop_arguments()
-    message.save(update_fields=["delivered_at", "next_at", "error", "answer_status", "body"])
+    Message.objects.filter(pk=message.pk).update(
+        delivered_at=timezone.now(),
+        next_at=None,
+        error="",
+        answer_status=message.answer_status,
+        body=message.body,
+    )
     if message.endpoint.failures:
         Endpoint.objects.filter(pk=message.endpoint_id).update(failures=0, rests_until=None)
 
@@ -194,16 +199,20 @@ def _note_failure(message: Message, exc: Exception) -> None:
     """Let the endpoint rest; the message is tried again after that.
 
     Its own attempts count too: other messages may end the failures of the endpoint meanwhile.
+    Nothing changes if the message was deleted, or if another beat has sent it since this one tried.
     """
     endpoint, rest = message.endpoint, _rest(message.endpoint.failures)
-    failed = Endpoint.objects.filter(pk=endpoint.pk)
-    failed.update(failures=F("failures") + 1, rests_until=Now() + rest)
     at = Now() + max(rest, _rest(message.attempts - 1))
-    message.error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
-    message.answer_status = getattr(exc, "status", None)
-    message.next_at = Case(When(give_up_at__gt=at, then=at))
-    message.save(update_fields=["next_at", "error", "answer_status"])
-    logger.warning("a message to %s was not delivered: %s", endpoint, message.error)
+    error = f"{type(exc).__name__}: {exc}".replace("\0", "")[:300]
+    tried = Message.objects.filter(pk=message.pk, attempts=message.attempts, next_at__isnull=False)
+    if tried.update(
+        next_at=Case(When(give_up_at__gt=at, then=at)),
+        error=error,
+        answer_status=getattr(exc, "status", None),
+    ):
+        failed = Endpoint.objects.filter(pk=endpoint.pk)
+        failed.update(failures=F("failures") + 1, rests_until=Now() + rest)
+        logger.warning("a message to %s was not delivered: %s", endpoint, error)
 
 
 def _rest(failures: int) -> dt.timedelta:

@@ -9,7 +9,12 @@ from typing import Any
 from django.db import connection, transaction
 from django.db.models import Sum
 
-from inference_site.vector_stores.models import Chunk, VectorStoreFile
+from inference_site.vector_stores.models import (
+    Chunk,
+    FileBatch,
+    IndexingStatus,
+    VectorStoreFile,
+)
 from inference_site.vector_stores.search import create_index
 
 _ADD = """
@@ -69,6 +74,12 @@ def add(
 def delete_of(entry: VectorStoreFile) -> None:
     """Delete the chunks of a file."""
     Chunk.objects.filter(store_id=entry.store_id, file=entry).delete()
+
+
+def delete_of_cancelled(batch: FileBatch) -> None:
+    """Delete the chunks that cancelled files of a batch had got before."""
+    cancelled = {"file__batch": batch, "file__status": IndexingStatus.CANCELLED}
+    Chunk.objects.filter(store_id=batch.store_id, **cancelled).delete()
 
 
 def texts_of(entry: VectorStoreFile) -> list[str]:

@@ -32,7 +32,10 @@ _USE_NOTED_EVERY = dt.timedelta(minutes=1)
 _DELETED_AT_ONCE = 500
 _DELETE_CHUNKS = """
 DELETE FROM vector_stores_chunk WHERE id IN (
-    SELECT id FROM vector_stores_chunk WHERE store_id = %s LIMIT %s
+    SELECT id FROM vector_stores_chunk WHERE store_id = %(store)s AND file_id IN (
+        SELECT id FROM vector_stores_vectorstorefile
+        WHERE store_id = %(store)s AND status = 'cancelled'
+    ) LIMIT %(most)s
 )
 """
 
@@ -191,17 +194,19 @@ class VectorStoreFileQuerySet(models.QuerySet["VectorStoreFile"]):
         hold = dt.timedelta(seconds=hold_s)
         free = is_over("worked_until", hold) | is_abandoned | is_unknown
         free &= ~Q(pk__in=list(held))
-        waiting = self.filter(free, status=IndexingStatus.IN_PROGRESS)
+        waiting = self.readable().filter(free, status=IndexingStatus.IN_PROGRESS)
         firsts = waiting.order_by("project_id", "pk").distinct("project_id")
         rows = list(firsts.values_list("project_id", "pk"))
         for _, pk in sorted(rows, key=lambda row: (served.get(row[0], 0), row[1])):
-            claimed = self.filter(free, pk=pk, status=IndexingStatus.IN_PROGRESS).update(
-                worked_by=worker,
-                worked_until=Now() + hold,
-                attempts=Case(When(is_unknown, then=F("attempts")), default=F("attempts") + 1),
-            )
-            if claimed:
-                return self.select_related("file", "store").get(pk=pk)
+            # Cancelled in between and claimed by another worker, it would be read with that claim.
+            with transaction.atomic():
+                claimed = self.filter(free, pk=pk, status=IndexingStatus.IN_PROGRESS).update(
+                    worked_by=worker,
+                    worked_until=Now() + hold,
+                    attempts=Case(When(is_unknown, then=F("attempts")), default=F("attempts") + 1),
+                )
+                if claimed:
+                    return self.select_related("file", "store").get(pk=pk)
         return None
 
     def _held(self, claim: VectorStoreFile) -> VectorStoreFileQuerySet:
@@ -331,18 +336,25 @@ def prune(until: float) -> int:
     """
     has_expired = Q(expires_at__lte=Now(), files__isnull=False)
     ended = VectorStore.objects.filter(Q(is_deleted=True) | has_expired)
+    store_ended = Q(store__is_deleted=True) | Q(store__expires_at__lte=Now())
     deleted = 0
     for store in ended.distinct().order_by("pk")[:_DELETED_AT_ONCE]:
+        # One that has expired may be used again before all chunks of its files are deleted.
+        files = VectorStoreFile.objects.filter(store=store)
+        changes = {"status": IndexingStatus.CANCELLED, "worked_until": None}
+        if not files.filter(store_ended).update(**changes) and not store.is_deleted:
+            continue
         while time.monotonic() < until:
             with connection.cursor() as cursor:
-                cursor.execute(_DELETE_CHUNKS, [store.pk, _DELETED_AT_ONCE])
+                values = {"store": store.pk, "most": _DELETED_AT_ONCE}
+                cursor.execute(_DELETE_CHUNKS, values)
                 some = cursor.rowcount
             deleted += some
             if some < _DELETED_AT_ONCE:
                 break
         else:
             return deleted
-        deleted += VectorStoreFile.objects.filter(store=store).delete()[0]
+        deleted += files.filter(status=IndexingStatus.CANCELLED).delete()[0]
         if store.is_deleted:
             deleted += store.delete()[0]
     return deleted

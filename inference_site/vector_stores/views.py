@@ -309,9 +309,11 @@ class FileBatchCancelView(ApiView):
         """Cancel the files of a batch that are not indexed yet."""
         store = _store(request, vector_store_id)
         batch = _batch(store, file_batch_id)
-        if VectorStoreFile.objects.filter(batch=batch).cancel():
-            FileBatch.objects.filter(pk=batch.pk).update(is_cancelled=True)
-            batch.refresh_from_db()
+        with transaction.atomic():  # One that is added again waits until its chunks are deleted.
+            if VectorStoreFile.objects.filter(batch=batch).cancel():
+                chunks.delete_of_cancelled(batch)
+                FileBatch.objects.filter(pk=batch.pk).update(is_cancelled=True)
+                batch.refresh_from_db()
         return Response(_wire_batch(store, batch).model_dump())
 
 
@@ -372,7 +374,8 @@ def _add(
 ) -> None:
     """Add files to a store, in a transaction. ``param`` is their place in the request.
 
-    Raise InvalidRequestError for a file that is not the project's, is too large, or has no room.
+    Raise InvalidRequestError for a file that is not the project's, is too large, or has no room,
+    and NotFoundError if the store was deleted meanwhile.
     """
     ids = [one.file_id for one in added]
     readable = StoredFile.objects.readable(caller.project_id).filter(public_id__in=ids)
@@ -391,7 +394,7 @@ def _add(
                 param=place,
             )
     # No lock of the key: a worker that adds chunks needs that, and may hold a file's row for it.
-    VectorStore.objects.select_for_update(no_key=True).get(pk=store.pk)
+    VectorStore.objects.select_for_update(no_key=True).get_of(store.project_id, store.public_id)
     entries = VectorStoreFile.objects.filter(store=store)
     have = set(entries.values_list("file__public_id", flat=True)) if ids else set()
     if len(have.union(ids)) > settings.FILES_PER_VECTOR_STORE:

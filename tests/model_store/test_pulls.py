@@ -227,6 +227,20 @@ def test_a_pull_that_is_stopped_while_its_file_is_checked_adds_no_model(
     assert not StoredModel.objects.exists()
 
 
+def test_a_pull_that_is_stopped_just_before_its_model_is_stored_adds_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pull was shown as cancelled, and the model was served."""
+
+    def stopped_meanwhile(*_: object) -> bool:
+        Pull.objects.cancel(Pull.objects.get().pk)
+        return False
+
+    monkeypatch.setattr(pulls, "_is_of_another_file", stopped_meanwhile)
+    assert ended().state == PullState.CANCELLED
+    assert not StoredModel.objects.exists()
+
+
 def test_a_pull_of_a_worker_that_is_gone_is_taken_over_and_of_one_that_lives_is_not() -> None:
     lease = Lease("alive", lambda: LiveWorker("alive"))
     lease.renew()
@@ -251,6 +265,31 @@ def test_a_pull_waits_while_the_worker_that_had_it_still_writes_the_file(models_
     assert Pulls("w").run_next()
     pull.refresh_from_db()
     assert pull.state == PullState.COMPLETED
+
+
+@pytest.mark.parametrize("is_completed", [True, False])
+def test_a_pull_does_not_write_a_file_that_another_process_has_just_renamed_or_removed(
+    monkeypatch: pytest.MonkeyPatch, models_dir: Path, is_completed: bool
+) -> None:
+    """It had opened the file, and got the lock when the other process was done: it failed."""
+    part, flock = models_dir / f"{FILE}.part", fcntl.flock
+
+    def end_first(opened: Any, how: int) -> None:
+        if is_completed:
+            shutil.copy(DEMO_FILE, part)
+            part.rename(models_dir / FILE)
+        else:
+            part.unlink()
+        flock(opened, how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", end_first)
+        pull = ended()
+    assert (pull.state, pull.error) == (PullState.RUNNING, "")
+    assert Pulls("w").run_next()
+    pull.refresh_from_db()
+    assert pull.state == PullState.COMPLETED
+    assert (models_dir / FILE).read_bytes() == DEMO_FILE.read_bytes()
 
 
 def test_two_workers_never_take_the_same_pull() -> None:

@@ -208,6 +208,44 @@ def test_messages_about_one_object_arrive_in_order(hook: Hook) -> None:
     assert ids == [first.public_id, second.public_id]
 
 
+def test_an_attempt_whose_message_another_beat_has_sent_meanwhile_changes_nothing(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A beat stood still for a minute, and failed then: the message was sent once more after it."""
+    sent = message(endpoint(hook.url))
+
+    def stand_still(_: Message) -> int:
+        monkeypatch.undo()
+        wake()
+        deliver()
+        raise TimeoutError
+
+    monkeypatch.setattr(delivery, "post_webhook", stand_still)
+    deliver()
+    sent.refresh_from_db()
+    assert (sent.next_at, sent.error, sent.endpoint.failures) == (None, "", 0)
+    assert sent.delivered_at is not None
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_an_endpoint_may_be_deleted_while_a_message_is_sent_to_it(
+    monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """The log had a traceback, and said that its messages are delivered later."""
+    to = endpoint("https://example.org")
+    message(to)
+
+    def delete(_: Message) -> int:
+        to.delete()
+        if is_answered:
+            return 204
+        raise TimeoutError
+
+    monkeypatch.setattr(delivery, "post_webhook", delete)
+    deliver()
+    assert not Message.objects.exists()
+
+
 def test_an_endpoint_that_does_not_answer_keeps_no_other_back(hook: Hook) -> None:
     away, works = endpoint(f"http://127.0.0.1:{free_port()}/"), endpoint(hook.url)
     for number in range(200):

@@ -7,7 +7,9 @@ import io
 import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django.db import transaction
@@ -20,19 +22,22 @@ from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.files import storage
 from inference_site.files.models import FileState, StoredFile
 from inference_site.runs.streams.batches import Ending
-from inference_site.vector_stores import chunks, kinds
+from inference_site.vector_stores import chunks, kinds, models
 from inference_site.vector_stores.models import (
     MAX_ATTEMPTS,
     Chunk,
     IndexingStatus,
     VectorStore,
     VectorStoreFile,
+    VectorStoreFileQuerySet,
 )
 from inference_site.vector_stores.search import require_language
 from tests.waiting import wait_for_a_wait
 from worker.indexing import Indexing, _Document
 
 pytestmark = pytest.mark.django_db
+AGAIN = {"status": IndexingStatus.IN_PROGRESS, "attempts": 0, "worked_by": ""}
+"""What a file becomes that is added again after it was cancelled or has failed."""
 
 
 @pytest.fixture
@@ -58,6 +63,19 @@ def entry(folder: Path, api_key: tuple[ApiKey, str]) -> VectorStoreFile:
 
 def claimed(worker: str = "one", held: tuple[int, ...] = ()) -> VectorStoreFile | None:
     return VectorStoreFile.objects.claim(worker, held, ["one", "two"], {}, 600)
+
+
+def cancelled_and_added_again(entry: VectorStoreFile) -> None:
+    VectorStoreFile.objects.filter(pk=entry.pk).cancel()
+    VectorStoreFile.objects.filter(pk=entry.pk).update(**AGAIN)
+
+
+def complete(entry: VectorStoreFile) -> None:
+    """Have another worker index the file."""
+    claim = claimed("two")
+    assert claim is not None
+    Chunk.objects.create(store=entry.store, file=entry, position=0, embedding=[1.0], dimensions=1)
+    assert VectorStoreFile.objects.end(claim, IndexingStatus.COMPLETED, chunk_count=1)
 
 
 def indexed(entry: VectorStoreFile) -> IndexingStatus:
@@ -155,11 +173,71 @@ def test_a_file_that_is_added_again_is_not_claimed_by_the_worker_that_still_read
     chunks.
     """
     assert claimed("one") is not None
-    VectorStoreFile.objects.filter(pk=entry.pk).cancel()
-    again = {"status": IndexingStatus.IN_PROGRESS, "attempts": 0, "worked_by": ""}
-    VectorStoreFile.objects.filter(pk=entry.pk).update(**again)
+    cancelled_and_added_again(entry)
     assert claimed("one", held=(entry.pk,)) is None
     assert claimed("one") is not None
+
+
+def test_a_file_that_is_being_deleted_is_not_claimed(entry: VectorStoreFile) -> None:
+    """Each attempt to read it logged a traceback, as if the storage had failed."""
+    StoredFile.objects.hide()
+    assert claimed() is None
+
+
+def test_a_worker_that_has_lost_its_claim_deletes_no_chunks_of_the_next(
+    entry: VectorStoreFile,
+) -> None:
+    """It stood still before its first step: a completed file had no chunks after that."""
+    lost = claimed("one")
+    assert lost is not None
+    cancelled_and_added_again(entry)
+    complete(entry)
+    _Document(lost).index()
+    assert Chunk.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_file_is_not_taken_out_of_its_store_between_its_claim_and_the_reading_of_it(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log had a traceback; had another worker claimed it meanwhile, both had one claim."""
+    select_related = VectorStoreFileQuerySet.select_related
+
+    def take_out() -> None:
+        with release_connection_after(), transaction.atomic():
+            for row in VectorStoreFile.objects.select_for_update(skip_locked=True):
+                row.delete()
+
+    def select_late(files: VectorStoreFileQuerySet, *names: str) -> VectorStoreFileQuerySet:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(take_out).result(60)
+        return select_related(files, *names)
+
+    monkeypatch.setattr(VectorStoreFileQuerySet, "select_related", select_late)
+    assert claimed() == entry
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_file_that_has_failed_is_added_again_only_without_its_chunks(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker with which it had failed deleted the chunks of the next one."""
+    monkeypatch.setattr(storage, "read", lambda _: [b"\xff\xfe\xfd\xfc\0"])
+    delete_of = chunks.delete_of
+
+    def add_again() -> None:
+        with release_connection_after():
+            if VectorStoreFile.objects.filter(status=IndexingStatus.FAILED).update(**AGAIN):
+                complete(entry)
+
+    def add_again_before(claim: VectorStoreFile) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(add_again).result(60)
+        delete_of(claim)
+
+    monkeypatch.setattr(chunks, "delete_of", add_again_before)
+    assert indexed(entry) == IndexingStatus.FAILED
+    assert not Chunk.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -184,6 +262,29 @@ def test_a_file_is_deleted_while_a_worker_adds_its_chunks(entry: VectorStoreFile
     assert not VectorStoreFile.objects.renew(claim, 600)
     assert storage.prune(time.monotonic() + 60) == 1
     assert not Chunk.objects.exists()
+
+
+def test_no_file_of_an_expired_store_is_completed_while_its_chunks_are_deleted(
+    entry: VectorStoreFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that was used again meanwhile had completed files of which a part was found."""
+    for position in (1, 2):
+        Chunk.objects.create(
+            store=entry.store, file=entry, position=position, embedding=[1.0], dimensions=1
+        )
+    complete(entry)
+    monkeypatch.setattr(models, "_DELETED_AT_ONCE", 1)
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=count().__next__))
+    assert models.prune(1.0) == 0
+    VectorStore.objects.update(expires_at=timezone.now())
+    assert models.prune(1.0) == 1
+    VectorStore.objects.update(expires_at=None)
+    entry.refresh_from_db()
+    assert (entry.status, Chunk.objects.count()) == (IndexingStatus.CANCELLED, 2)
+    assert models.prune(9.0) == 0
+    VectorStore.objects.update(expires_at=timezone.now())
+    assert models.prune(9.0) == 3
+    assert not VectorStoreFile.objects.exists()
 
 
 def test_the_stop_of_a_worker_is_no_attempt_to_index_its_file(entry: VectorStoreFile) -> None:

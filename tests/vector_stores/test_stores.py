@@ -371,6 +371,28 @@ def test_files_are_added_again_while_a_worker_adds_their_chunks(site: ReadingSit
         assert added.result().file_counts.total == 1
 
 
+def test_no_file_is_added_to_a_store_that_is_deleted_at_the_same_moment(site: ReadingSite) -> None:
+    """It was embedded for a store that nobody can search, and a request could be a 500."""
+    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+    of_store = "FROM vector_stores_vectorstore WHERE public_id = %s"
+    deletions = (
+        "UPDATE vector_stores_vectorstore SET is_deleted = true WHERE public_id = %s",
+        f"DELETE {of_store}",
+    )
+    for deletion in deletions:
+        with ThreadPoolExecutor(1) as threads:
+            with psycopg.connect(site.stack.services["DATABASE_URL"]) as other:
+                other.execute(f"SELECT {of_store} FOR UPDATE", [store.id])
+                added = threads.submit(
+                    site.client.vector_stores.files.create, store.id, file_id=file
+                )
+                wait_until(lambda: site.stack.sql(WAITING_FOR_LOCKS) != [(0,)])
+                other.execute(deletion, [store.id])
+            with pytest.raises(openai.NotFoundError, match="No such vector store"):
+                added.result()
+        store = site.client.vector_stores.create()
+
+
 def test_batch_whose_files_are_taken_out_has_not_failed(site: ReadingSite) -> None:
     store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
     batches = site.client.vector_stores.file_batches
@@ -396,6 +418,21 @@ def test_batch_is_cancelled(site: ReadingSite) -> None:
         files.data[0].id, vector_store_id=store.id, poll_interval_ms=100
     )
     assert again.status == "completed"
+
+
+def test_a_cancelled_file_keeps_none_of_its_chunks(site: ReadingSite) -> None:
+    """They counted in no quota, and could be read as the content of the file."""
+    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+    batches = site.client.vector_stores.file_batches
+    batch = batches.create_and_poll(store.id, file_ids=[file], poll_interval_ms=100)
+    site.stack.sql(  # As if a worker had added some of its chunks, and would go on in a while.
+        "UPDATE vector_stores_vectorstorefile SET status = 'in_progress', worked_by = '', "
+        "worked_until = now() + interval '5 minutes' WHERE batch_id = "
+        "(SELECT id FROM vector_stores_filebatch WHERE public_id = %s)",
+        batch.id,
+    )
+    assert batches.cancel(batch.id, vector_store_id=store.id).file_counts.cancelled == 1
+    assert site.client.vector_stores.files.content(file, vector_store_id=store.id).data == []
 
 
 def test_other_projects_see_none_of_it(site: ReadingSite) -> None:

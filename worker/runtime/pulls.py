@@ -12,6 +12,7 @@ import django.db
 import redis.exceptions
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import transaction
 
 from inference_site.catalogue.catalogue import catalogue, id_of
 from inference_site.catalogue.fleet.leases import live_workers
@@ -73,27 +74,27 @@ class Pulls:
             return False
         logger.info("pulling %s", pull.reference)
         try:
-            model_id = _stored(pull, _Progress(pull).fetched())
+            _complete(pull, _Progress(pull).fetched())
         except _Stopped:
             logger.info("the pull of %s was stopped", pull.reference)
         except BeingFetched as exc:
             # The worker that had the pull stops within a second; a command may need longer.
             logger.info("the pull of %s waits: %s", pull.reference, exc)
         except HubError as exc:
-            self._end(pull, PullState.FAILED, error=_error_text(exc))
+            self._fail(pull, _error_text(exc))
         except django.db.Error:
             raise  # The pull stays claimed by this worker, which continues it.
         except Exception:  # For example an answer of a hub that has another form than expected.
             logger.exception("pulls: %s", pull.reference)
-            self._end(pull, PullState.FAILED, error="It failed; the log of the worker says why.")
+            self._fail(pull, "It failed; the log of the worker says why.")
         else:
-            self._end(pull, PullState.COMPLETED, error="", model_id=model_id)
+            logger.info("the pull of %s is completed", pull.reference)
         return True
 
-    def _end(self, pull: Pull, state: PullState, **facts: str) -> None:
-        logger.info("the pull of %s is %s %s", pull.reference, state, facts.get("error", ""))
+    def _fail(self, pull: Pull, error: str) -> None:
+        logger.info("the pull of %s has failed: %s", pull.reference, error)
         with release_connection_after():
-            Pull.objects.move(pull, state, **facts)
+            Pull.objects.move(pull, PullState.FAILED, error=error)
 
 
 class _Progress:
@@ -122,12 +123,12 @@ class _Progress:
                 raise _Stopped
 
 
-def _stored(pull: Pull, path: Path) -> str:
-    """Keep the model in the database, so that it is served; return its id.
+def _complete(pull: Pull, path: Path) -> None:
+    """Keep the model in the database, so that it is served, and complete the pull, both or neither.
 
     An existing entry with this id and this file is not changed: the operator wrote it. Raise
-    HubError for an id that no model can have, or that another model has: a file of a hub must not
-    replace a model only because of its name.
+    _Stopped, and HubError for an id that no model can have, or that another model has: a file of a
+    hub must not replace a model only because of its name.
     """
     id_ = pull.model_id or id_of(path)
     file = path.relative_to(settings.MODELS_DIR).as_posix()
@@ -142,13 +143,14 @@ def _stored(pull: Pull, path: Path) -> str:
     )
     if _is_of_another_file(id_, path):
         raise taken
-    with release_connection_after():
+    with release_connection_after(), transaction.atomic():
+        if not Pull.objects.move(pull, PullState.COMPLETED, error="", model_id=id_):
+            raise _Stopped
         stored, _ = StoredModel.objects.get_or_create(
             model_id=id_, defaults={"entry": wanted.entry}
         )
-    if str(stored.entry.get("file", "")).removeprefix("hf:") != file:
-        raise taken
-    return id_
+        if str(stored.entry.get("file", "")).removeprefix("hf:") != file:
+            raise taken
 
 
 def _is_of_another_file(id_: str, path: Path) -> bool:
