@@ -406,6 +406,9 @@ class Hub:
         rows = await _rows_of(readers)
         ended = {id_: row for id_, row in rows.items() if row.status in TERMINAL}
         await _replay(readers, ended)
+        # The worker may have ended the log of a response that was deleted before.
+        if new := [r for r in readers if r.is_stored and not (r.has_ended or r.next_number)]:
+            await self._end_deleted(new)
         lost = [reader for reader in readers if not reader.has_ended]
         if not lost:
             return
