@@ -68,6 +68,9 @@ _LONGEST_HANDSHAKE_S = 30
 """What a handshake may take besides a statement that PostgreSQL does not answer."""
 _DRAIN_CHECK_S = 0.1
 _reactor: Any = reactor  # Its class is chosen at run time.
+# By the wall clock, a clock that is set back would hold up all that waits, such as the removal of
+# closed connections; one that is set ahead would end all waits at once.
+_reactor.seconds = time.monotonic
 
 
 class WebServer(Server):  # type: ignore[misc]  # Daphne has no types.

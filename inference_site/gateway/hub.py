@@ -406,6 +406,8 @@ class Hub:
         rows = await _rows_of(readers)
         ended = {id_: row for id_, row in rows.items() if row.status in TERMINAL}
         await _replay(readers, ended)
+        # The worker may have ended the log of a response that was deleted before.
+        await self._end_deleted(_unread(readers))
         lost = [reader for reader in readers if not reader.has_ended]
         if not lost:
             return
@@ -418,7 +420,8 @@ class Hub:
 
     async def _end_deleted(self, followers: Sequence[Follower]) -> None:
         """End the readers of results that were deleted, and their logs with them."""
-        rows = await _rows_of(followers, status__in=TERMINAL)
+        if not (rows := await _rows_of(followers, status__in=TERMINAL)):
+            return
         deleted = await in_database_thread(
             partial(_stored_results, rows.values(), are_deleted=True)
         )
@@ -441,6 +444,7 @@ class Hub:
         is_lost = await self._take_writes(rows)
         await self._catch_up(ended)  # The ending may have come since the log was read.
         await _replay(ended, rows)
+        await self._end_deleted(_unread(ended))
         if is_lost:
             _end_lost(ended, rows)
 
@@ -464,6 +468,11 @@ async def _rows_of(followers: Iterable[Follower], **states: object) -> dict[str,
     columns = ("public_id", "kind", "status", "input_tokens", "output_tokens")
     rows = Generation.objects.filter(public_id__in=ids, **states).only(*columns)
     return {row.public_id: row for row in await in_database_thread(lambda: list(rows))}
+
+
+def _unread(followers: Iterable[Follower]) -> list[Follower]:
+    """Return the readers of stored results that have neither a frame nor an ending yet."""
+    return [f for f in followers if f.is_stored and not (f.next_number or f.has_ended)]
 
 
 def _stored_results(rows: Iterable[Generation], *, are_deleted: bool) -> set[str]:

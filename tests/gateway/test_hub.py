@@ -354,6 +354,54 @@ def test_who_begins_to_read_what_is_deleted_at_that_moment_is_told_so_at_once(
     on_site(monkeypatch, scenario)
 
 
+@pytest.mark.django_db(transaction=True)
+def test_who_begins_to_read_what_is_deleted_before_its_worker_ends_the_log_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    """The row ends first. It was told that the stream is lost, and to try again."""
+    chain = Chain(api_key[0])
+    ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), STOP)
+
+    async def scenario(site: Site) -> None:
+        follower = await sync_to_async(site.hub.resume)(
+            ended.public_id, "response", has_ended=False, is_stored=True
+        )
+        assert follower is not None
+        await sync_to_async(release_connection_after()(delete))(ended)
+        await site.write(ended.public_id, Batch(2, sent[2:], END))
+        await site.hub.read_on(follower)
+        (last,) = await site.next(follower)
+        assert last.ending is not None
+        assert last.ending.status == 404
+        check("error", decode(last.frames[0]))
+
+    on_site(monkeypatch, scenario)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.django_db(transaction=True)
+def test_who_begins_to_read_between_the_end_of_a_log_and_the_deletion_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    """The log is deleted first, as Redis may be away."""
+    chain = Chain(api_key[0])
+    ended, _ = chain.settle(chain.accept("x"), TextDelta("a"), STOP)
+    over = {"status": Status.COMPLETED, "finished_at": long_ago()}
+    Generation.objects.filter(public_id=ended.public_id).update(**over)
+
+    async def scenario(site: Site) -> None:
+        follower = await sync_to_async(site.hub.resume)(
+            ended.public_id, "response", has_ended=False, is_stored=True
+        )
+        assert follower is not None
+        await sync_to_async(release_connection_after()(delete))(ended)
+        (last,) = await site.next(follower)
+        assert last.ending is not None
+        assert last.ending.status == 404
+
+    on_site(monkeypatch, scenario)
+
+
 @pytest.mark.usefixtures("soon")
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("ends_meanwhile", [False, True])

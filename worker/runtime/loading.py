@@ -80,6 +80,8 @@ class ModelLoader:
         """The models to load when an operator has the worker take work again."""
         self._loaded_on_demand: set[str] = set()
         """The models that were loaded at run time; they are unloaded when idle."""
+        self._evicted: set[str] = set()
+        """The models that have made room for others; what waits for one has it loaded again."""
         mib = settings.MODEL_MEMORY_MIB, settings.GPU_MEMORY_MIB
         self._capacity = Capacity(settings.MAX_LOADED_MODELS, *(n * 2**20 for n in mib))
         self._queue = LoadQueue()
@@ -236,6 +238,7 @@ class ModelLoader:
     def _load_new(self, spec: ModelSpec) -> None:
         """Take a model into ``models``, and load it in its turn."""
         model = self._new_model(spec)
+        self._evicted.discard(spec.id)
         with self._presence:
             self.models[spec.id] = model
             if spec.id in self._loaded_on_demand:
@@ -473,6 +476,7 @@ class ModelLoader:
                     model.resume()
                 return
         self.replicas.unassign(model.spec.id)
+        self._evicted.add(model.spec.id)
         self._sleep_or_drop(model)
 
     def _sleep_or_drop(self, model: ServedModel) -> None:
@@ -539,13 +543,13 @@ class ModelLoader:
         return models
 
     def _load_waited_for(self) -> None:
-        """Load models on demand that generations wait for and no worker has.
+        """Load models that generations wait for and no worker has: on demand, or evicted here.
 
         A model may be evicted after generations of it were accepted.
         """
-        specs = (catalogue().models.get(id_) for id_ in self.loadable())
-        on_demand = {spec.id for spec in specs if spec and fleet.is_on_demand(spec)}
-        wanted = on_demand and self._waited_for() & on_demand
+        specs = [catalogue().models.get(id_) for id_ in self.loadable()]
+        returning = {s.id for s in specs if s and (fleet.is_on_demand(s) or s.id in self._evicted)}
+        wanted = returning and self._waited_for() & returning
         live = live_workers() if wanted else ()
         for id_ in sorted(wanted):
             if fleet.status_among(live, id_) == ModelStatus.UNLOADED:

@@ -379,20 +379,21 @@ class ServedModel:
         except EngineLoadError as exc:
             self.fail(str(exc))
             raise
-        with self._changed:
-            if not self._is_closed:
-                self._engine, self._is_asleep = engine, False
-        if self._engine is None:
+        facts = file_facts(self.spec)
+        with self._changed:  # All at once: from then on it may be evicted.
+            if is_wanted := not self._is_closed:
+                self._engine, self._is_asleep, self._facts = engine, False, facts
+                self._library, self.reason = library_of(self.spec.engine), ""
+                self._state, self._since = ModelState.READY, time.time()
+                self.used_at = self.loaded_at = time.monotonic()
+                # An upstream that is down may come back; a server that the worker starts was
+                # never up.
+                self._is_expected_back = not self._starting
+                self._update_away_since()
+        if not is_wanted:
             engine.close()
             return
-        self._facts = file_facts(self.spec)
-        self._library, self.reason = library_of(self.spec.engine), ""
-        self._state, self._since = ModelState.READY, time.time()
-        self.used_at = self.loaded_at = time.monotonic()
-        # An upstream that is down may come back; a server that the worker starts was never up.
-        self._is_expected_back = not self._starting
-        self._update_away_since()
-        self._engine.watch(self._on_engine_change)
+        engine.watch(self._on_engine_change)
 
     def _on_engine_change(self) -> None:
         self._since = time.time()

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
+from inference_site.catalogue.model_files import FileFacts
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.host import Device
 from worker.model_servers.memory import ServerMemory, keep_maximum, needed_bytes
 from worker.model_servers.process import server_settings
-from worker.runtime import residency
+from worker.runtime import residency, served_model
 from worker.runtime.residency import Capacity, next_to_evict
 from worker.runtime.served_model import ServedModel
 
@@ -51,6 +52,39 @@ def test_one_that_is_used_keeps_its_place_for_its_time() -> None:
     b.spec = replace(b.spec, min_resident_s=5.0)
     assert goes(a, b) == "b"
     assert goes(loaded_model("a", loaded=11, busy=1), b) == "a"  # It has been there for longer.
+
+
+def test_one_keeps_its_place_from_the_end_of_its_load_however_long_it_has_waited_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading the facts of a large file takes as long as the loader waits for room."""
+    model = ServedModel(ModelSpec("m", "scripted"))
+    model.loaded_at -= 60
+    evicted: list[str] = []
+
+    def file_facts(_: ModelSpec) -> FileFacts:
+        evicted.append(goes(*(m for m in (model,) if m.is_loaded), waited_for=("m",)))
+        return {}
+
+    monkeypatch.setattr(served_model, "file_facts", file_facts)
+    model.load()
+    assert model.is_loaded
+    assert [*evicted, goes(model, waited_for=("m",))] == ["", ""]
+
+
+def test_one_that_is_dropped_while_its_file_is_read_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = ServedModel(ModelSpec("m", "scripted"))
+
+    def file_facts(_: ModelSpec) -> FileFacts:
+        model.close()
+        return {}
+
+    monkeypatch.setattr(served_model, "file_facts", file_facts)
+    model.load()
+    assert not model.is_loaded
+    assert not model.has_failed_to_load
 
 
 def test_one_that_is_pinned_or_elsewhere_stays() -> None:

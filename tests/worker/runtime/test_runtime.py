@@ -828,6 +828,27 @@ def test_a_model_that_is_being_unloaded_takes_no_work_when_it_need_not_make_room
 
 
 @pytest.mark.django_db(transaction=True)
+def test_what_waits_for_a_model_that_made_room_has_it_loaded_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, api_key: Key
+) -> None:
+    """Also without ``LOAD_ON_DEMAND``: the model was loaded when the request was accepted."""
+    settings.MAX_LOADED_MODELS = 1
+    monkeypatch.setattr(loading, "_CHECK_WAITING_S", 0.05)
+    loaded: list[str] = []
+    monkeypatch.setattr(orders, "note_loaded", loaded.append)
+    specs = [ModelSpec(id_, "scripted", min_resident_s=0.0) for id_ in ("m", "wanted")]
+    by_id = {spec.id: spec for spec in specs}
+    known = SimpleNamespace(models=by_id, find=by_id.get)
+    for module in (loading, fleet):
+        monkeypatch.setattr(module, "catalogue", lambda: known)
+    with started(specs[:1]) as worker:
+        waiting(api_key, [{"text": "hi"}])
+        worker.loader.load("wanted")
+        wait_until(lambda: loaded == ["m", "wanted", "m"])
+        wait_until(lambda: worker.open_models() == ["m"])
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("order", ["reload", "unload"])
 def test_an_order_is_carried_out_after_a_run_that_did_not_stop_in_time(
     runtime: Runtime, settings: Settings, monkeypatch: pytest.MonkeyPatch, order: str
