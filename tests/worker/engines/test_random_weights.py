@@ -208,6 +208,16 @@ def test_json_schema_is_met(engine: Engine, kind: ConstraintKind, source: str) -
     assert "stop" in finishes
 
 
+def test_link_of_a_schema_is_a_link(engine: Engine) -> None:
+    link = {"type": "string", "format": "uri", "maxLength": 9}
+    schema = {"type": "object", "properties": {"link": link}, "required": ["link"]}
+    constraint = Constraint("json_schema", json.dumps(schema), "response_format")
+    ended = [sink.text for seed in SEEDS if (sink := ask(engine, seed, constraint=constraint))]
+    links = [json.loads(text)["link"] for text in ended if text.endswith("}")]
+    assert links
+    assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", link) for link in links)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_json_object_is_an_object_unless_the_limit_cuts_it(engine: Engine, seed: int) -> None:
     constraint = Constraint("json_object", "", "response_format")

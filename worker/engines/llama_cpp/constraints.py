@@ -34,7 +34,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.request import Constraint
 from worker.engines.base import Sink
-from worker.engines.chat.tools import plain_schema
+from worker.engines.chat.tools import plain_schema, with_link_patterns
 from worker.engines.grammars import (
     JSON_FORM,
     check_grammar,
@@ -142,7 +142,7 @@ def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> di
 
     Raise InvalidRequest for a schema that is invalid or too complex.
     """
-    text = orjson.dumps({"x-guidance": JSON_FORM, **schema}).decode()
+    text = orjson.dumps({"x-guidance": JSON_FORM, **with_link_patterns(schema)}).decode()
     if is_known_schema(text, param) and from_start:
         return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
     plain = plain_schema(schema)
