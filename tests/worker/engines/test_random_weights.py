@@ -178,6 +178,7 @@ GRAMMARS: list[tuple[ConstraintKind, str, str]] = [
     ("regex", r"[A-F]{3}-[0-9]{2}", r"[A-F]{3}-[0-9]{2}"),
     ("regex", r"(a/b|ü🦊){1,3}", r"(a/b|ü🦊){1,3}"),
     ("lark", 'start: ("left" | "right") (" " /[0-9]{1,3}/)?', r"(left|right)( \d{1,3})?"),
+    ("lark", 'start: X ~ 1 "x~2" ("y" | /~3/)~2..3\nX: "a"~2', r"aax~2(y|~3){2,3}"),
     ("llguidance", json.dumps({"grammars": [{"lark_grammar": "start: /x{2,30}/"}]}), r"x{2,30}"),
 ]
 

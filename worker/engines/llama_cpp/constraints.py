@@ -56,7 +56,8 @@ byte, ambiguous ones soon milliseconds."""
 _CACHED_MATCHERS = 64
 _TOKEN = re.compile(r"<[^>\s]+>")
 """A token in a grammar; it may have no text."""
-_TEXT_OR_REGEX = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+_TEXT_OR_REGEX = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/'
+_OTHER_IN_LLAMA_CPP = re.compile(rf"{_TEXT_OR_REGEX}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
 _HALF_CHARACTER = "\ufffd"
 _WHITE_SPACE = b" \t\n\r"
@@ -115,14 +116,16 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
 def _lark_fields(source: str) -> dict[str, Any]:
     """Return the fields for a grammar of Lark, in the words that llama.cpp's llguidance knows.
 
-    It refuses ``\\x41`` in a text, and llama.cpp cuts a grammar at a NUL; the answer would then be
-    bound to nothing.
+    It refuses ``\\x41`` in a text and ``~2..3`` after a part, and llama.cpp cuts a grammar at a
+    NUL; the answer would then be bound to nothing.
     """
-    plain = _TEXT_OR_REGEX.sub(_without_hex, source)
+    plain = _OTHER_IN_LLAMA_CPP.sub(_in_its_words, source)
     return {"grammar": f"{_LLGUIDANCE}{plain}".replace("\0", "\\u0000")}
 
 
-def _without_hex(found: re.Match[str]) -> str:
+def _in_its_words(found: re.Match[str]) -> str:
+    if found[0].startswith("~"):
+        return f"{{{found[1]},{found[2] or found[1]}}}"
     if not found[0].startswith('"'):
         return found[0]
     return _ESCAPE.sub(lambda one: f"\\u00{one[1]}" if one[1] else one[0], found[0])
