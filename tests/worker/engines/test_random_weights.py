@@ -219,6 +219,18 @@ def test_link_of_a_schema_is_a_link(engine: Engine) -> None:
     assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", link) for link in links)
 
 
+def test_keyword_that_is_ignored_leaves_the_others_in_force(engine: Engine) -> None:
+    share = {"type": "number", "minimum": 0.25, "maximum": 0.5}
+    rest = {"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": True}
+    properties = {"share": share, "rest": rest}
+    schema = {"type": "object", "properties": properties, "required": ["share", "rest"]}
+    constraint = Constraint("json_schema", json.dumps(schema), "response_format")
+    ended = [sink.text for seed in SEEDS if (sink := ask(engine, seed, constraint=constraint))]
+    shares = [json.loads(text)["share"] for text in ended if text.endswith("}")]
+    assert shares
+    assert all(0.25 <= share <= 0.5 for share in shares)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_json_object_is_an_object_unless_the_limit_cuts_it(engine: Engine, seed: int) -> None:
     constraint = Constraint("json_object", "", "response_format")

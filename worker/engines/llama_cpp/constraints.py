@@ -42,6 +42,7 @@ from worker.engines.grammars import (
     gbnf_as_lark,
     is_known_schema,
     lark_or_schema,
+    lenient_schema,
     llguidance_grammar,
     regex_as_lark,
 )
@@ -82,10 +83,13 @@ def fields_without_llguidance(constraint: Constraint | None) -> dict[str, Any]:
     return {"grammar": constraint.source}
 
 
-def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
+def constraint_fields(
+    constraint: Constraint | None, *, from_start: bool, is_chat: bool = True
+) -> dict[str, Any]:
     """Return the fields of llama.cpp's request for a constraint.
 
     ``from_start``: the answer begins with the constrained text, without reasoning or calls before.
+    ``is_chat``: keywords of a schema that llguidance lacks may be ignored.
     Raise InvalidRequest for a grammar that is invalid or too complex, and for a llguidance grammar
     of more than one part.
     """
@@ -96,7 +100,9 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
         case "json_object":
             return schema_fields({"type": "object"}, param, from_start=from_start)
         case "json_schema":
-            return schema_fields(orjson.loads(source), param, from_start=from_start)
+            return schema_fields(
+                orjson.loads(source), param, from_start=from_start, is_chat=is_chat
+            )
         case "gbnf":
             return _lark_fields(gbnf_as_lark(constraint))
         case "lark":
@@ -110,7 +116,7 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
             part = lark_or_schema(constraint)
             if isinstance(part, str):
                 return _lark_fields(part)
-            return schema_fields(part, param, from_start=from_start)
+            return schema_fields(part, param, from_start=from_start, is_chat=is_chat)
 
 
 def _lark_fields(source: str) -> dict[str, Any]:
@@ -140,14 +146,21 @@ def fields_of_tokens(ids: Sequence[int]) -> dict[str, Any]:
     return {"grammar": f"{_LLGUIDANCE}start: <[{listed}]> start"}
 
 
-def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> dict[str, Any]:
-    """Return the fields for a JSON schema: llguidance's if it supports all keywords of the schema.
+def schema_fields(
+    schema: dict[str, Any], param: str, *, from_start: bool, is_chat: bool = True
+) -> dict[str, Any]:
+    """Return the fields for a JSON schema: llguidance's where it can be used.
 
-    Raise InvalidRequest for a schema that is invalid or too complex.
+    Keywords that it lacks are ignored, as llama.cpp's own engine ignores them; that one would also
+    ignore others, such as the bounds of decimals. Raise InvalidRequest for a schema that is invalid
+    or too complex.
     """
     text = orjson.dumps({"x-guidance": JSON_FORM, **with_link_patterns(schema)}).decode()
-    if is_known_schema(text, param) and from_start:
-        return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
+    is_known = is_known_schema(text, param)
+    if from_start and (is_known or is_chat):
+        return {
+            "grammar": f"{_LLGUIDANCE}start: %json {text if is_known else lenient_schema(text)}"
+        }
     plain = plain_schema(schema)
     check_schemas(plain, param)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": plain}}}
