@@ -141,11 +141,27 @@ def _blocks_of_docx(content: bytes) -> Iterator[str]:
 
 def _text_of_html(content: bytes) -> Iterator[str]:
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.encoding import detect_encoding
     from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse_from_bytes(content, detect_encoding(content) or "utf-8")
+    tree = HTMLTree.parse_from_bytes(content, encoding_of_html(content))
     yield extract_plain_text(tree, alt_texts=False)
+
+
+def encoding_of_html(content: bytes) -> str:
+    """Return the encoding of a page: UTF-8 if it can be, else the one it names, else a guess.
+
+    A guess about few characters is often wrong: "café" alone was taken for Windows-1250.
+    """
+    from resiliparse.parse.encoding import detect_encoding
+
+    if not content.isascii():  # An encoding of 7 bits, such as Japan's, is ASCII too.
+        try:
+            content.decode()
+        except UnicodeDecodeError:
+            pass
+        else:
+            return "utf-8"
+    return detect_encoding(content, from_html_meta=True) or "utf-8"
 
 
 _READERS: Mapping[str, Callable[[bytes], Iterator[str]]] = {

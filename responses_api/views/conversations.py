@@ -25,7 +25,7 @@ from responses_api.storage import append
 from responses_api.wire import objects, requests
 from responses_api.wire.input_items import InputItem, path_of
 from responses_api.wire.objects import AnyItem
-from responses_api.wire.requests import ConversationItemsQuery
+from responses_api.wire.requests import ConversationItemsQuery, IncludeQuery, check_include
 
 
 class ConversationsView(ApiView):
@@ -86,9 +86,10 @@ class ConversationItemsView(ApiView):
         """List the items of a conversation."""
         return page_of_conversation(request, _find(request, conversation_id))
 
-    @documented(body=requests.ItemsRequest, answer=ListObject[AnyItem])
+    @documented(query=IncludeQuery, body=requests.ItemsRequest, answer=ListObject[AnyItem])
     def post(self, request: Request, conversation_id: str) -> Response:
         """Add items to a conversation; return the added items."""
+        check_include(request.query_params)
         body = self.parse(requests.ItemsRequest, request.data)
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
@@ -103,9 +104,10 @@ class ConversationItemView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=AnyItem)
+    @documented(query=IncludeQuery, answer=AnyItem)
     def get(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Get an item of a conversation."""
+        check_include(request.query_params)
         item = _find_item(_find(request, conversation_id), item_id)
         return Response({"id": item.public_id, **item.data})
 

@@ -128,6 +128,11 @@ def test_unknown_include_is_400(
     ):
         error = http.get(f"/v1/{path}", params=query).json()["error"]
         assert (error["param"], error["code"]) == ("include[0]", "invalid_value")
+    path, items = f"/v1/conversations/{conversation.id}/items", [{"role": "user", "content": "x"}]
+    assert http.post(path, params=query, json={"items": items}).status_code == 400
+    assert http.get(path).json()["data"] == []
+    added = client.conversations.items.create(conversation.id, items=items)  # type: ignore[arg-type]  # It takes dicts.
+    assert http.get(f"{path}/{added.data[0].id}", params=query).status_code == 400
 
 
 @pytest.mark.parametrize(

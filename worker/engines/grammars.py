@@ -67,13 +67,18 @@ def is_known_schema(schema: str, param: str) -> bool:
     """
     error, _ = _tried("json_schema", schema)
     if error and error != _TOO_COMPLEX:
-        lenient = {**orjson.loads(schema), "x-guidance": {**JSON_FORM, "lenient": True}}
-        fault, _ = _tried("json_schema", orjson.dumps(lenient).decode())
+        fault, _ = _tried("json_schema", lenient_schema(schema))
     else:
         fault = error
     if fault:
         raise InvalidRequest(f"Invalid schema: {fault.strip()}.", param)
     return not error
+
+
+def lenient_schema(schema: str) -> str:
+    """Return the JSON schema with llguidance's option to ignore the keywords that it lacks."""
+    lenient = {**orjson.loads(schema), "x-guidance": {**JSON_FORM, "lenient": True}}
+    return orjson.dumps(lenient).decode()
 
 
 def check_schemas(schemas: Any, param: str) -> None:

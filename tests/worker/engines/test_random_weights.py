@@ -178,6 +178,7 @@ GRAMMARS: list[tuple[ConstraintKind, str, str]] = [
     ("regex", r"[A-F]{3}-[0-9]{2}", r"[A-F]{3}-[0-9]{2}"),
     ("regex", r"(a/b|ü🦊){1,3}", r"(a/b|ü🦊){1,3}"),
     ("lark", 'start: ("left" | "right") (" " /[0-9]{1,3}/)?', r"(left|right)( \d{1,3})?"),
+    ("lark", 'start: X ~ 1 "x~2" ("y" | /~3/)~2..3\nX: "a"~2', r"aax~2(y|~3){2,3}"),
     ("llguidance", json.dumps({"grammars": [{"lark_grammar": "start: /x{2,30}/"}]}), r"x{2,30}"),
 ]
 
@@ -206,6 +207,28 @@ def test_json_schema_is_met(engine: Engine, kind: ConstraintKind, source: str) -
         finishes.update(sink.finishes)
         assert sink.finishes == ["length"] or fits(json.loads(sink.text))
     assert "stop" in finishes
+
+
+def test_link_of_a_schema_is_a_link(engine: Engine) -> None:
+    link = {"type": "string", "format": "uri", "maxLength": 9}
+    schema = {"type": "object", "properties": {"link": link}, "required": ["link"]}
+    constraint = Constraint("json_schema", json.dumps(schema), "response_format")
+    ended = [sink.text for seed in SEEDS if (sink := ask(engine, seed, constraint=constraint))]
+    links = [json.loads(text)["link"] for text in ended if text.endswith("}")]
+    assert links
+    assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", link) for link in links)
+
+
+def test_keyword_that_is_ignored_leaves_the_others_in_force(engine: Engine) -> None:
+    share = {"type": "number", "minimum": 0.25, "maximum": 0.5}
+    rest = {"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": True}
+    properties = {"share": share, "rest": rest}
+    schema = {"type": "object", "properties": properties, "required": ["share", "rest"]}
+    constraint = Constraint("json_schema", json.dumps(schema), "response_format")
+    ended = [sink.text for seed in SEEDS if (sink := ask(engine, seed, constraint=constraint))]
+    shares = [json.loads(text)["share"] for text in ended if text.endswith("}")]
+    assert shares
+    assert all(0.25 <= share <= 0.5 for share in shares)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

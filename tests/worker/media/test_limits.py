@@ -159,3 +159,17 @@ def test_many_comments_before_a_text_take_no_long() -> None:
     page = b"<!-- a -->\n" * 300
     assert text_of(page + b"Fjords", "fjords.txt").endswith("Fjords")
     assert text_of(page + b"<html><p>Fjords</p>", "fjords.txt") == "Fjords"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<p>A café</p>".encode(),
+        '<meta charset="windows-1252"><p>A café</p>'.encode("cp1252"),
+        "<p>カフェ A café</p>".encode(),
+        '<meta charset="iso-2022-jp"><p>カフェ</p>'.encode("iso2022_jp"),
+    ],
+)
+def test_a_page_without_a_sure_sign_is_read_in_its_encoding(page: bytes) -> None:
+    text = text_of(page, "menu.html")
+    assert "A café" in text or text == "カフェ"

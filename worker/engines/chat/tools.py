@@ -28,6 +28,8 @@ _OPENING = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "uneva
 _ESCAPE_OR_CLASS = re.compile(r"\\.|\[\^?|[\].]", re.DOTALL)
 _CHARACTERS = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\s": " "}
 """White space is the space only: a JSON string has no others without an escape."""
+_URI = r"^[A-Za-z][A-Za-z0-9+.-]*:([A-Za-z0-9._~:/?#@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+$"
+"""Links as RFC 3986 has them, without IPv6 addresses."""
 _WHOLE = "whole-schema"
 """Name of the definition that replaces references to the whole schema."""
 
@@ -69,6 +71,18 @@ def _plain(schema: Schema) -> Schema:
     if isinstance(pattern := plain.get("pattern"), str):
         plain["pattern"] = _plain_pattern(pattern)
     return plain
+
+
+def with_link_patterns(schema: Schema) -> Schema:
+    """Return the schema with a pattern in place of each format ``uri`` that has none beside it.
+
+    The llguidance of the wheel xllamacpp does not know this format, unlike the package llguidance.
+    """
+    changed = _with_parts(schema, with_link_patterns)
+    if changed.get("format") == "uri":
+        del changed["format"]
+        changed.setdefault("pattern", _URI)
+    return changed
 
 
 def _plain_pattern(pattern: str) -> str:

@@ -34,7 +34,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.errors import GenerationFailed, InvalidRequest
 from inference_site.core.domain.request import Constraint
 from worker.engines.base import Sink
-from worker.engines.chat.tools import plain_schema
+from worker.engines.chat.tools import plain_schema, with_link_patterns
 from worker.engines.grammars import (
     JSON_FORM,
     check_grammar,
@@ -42,6 +42,7 @@ from worker.engines.grammars import (
     gbnf_as_lark,
     is_known_schema,
     lark_or_schema,
+    lenient_schema,
     llguidance_grammar,
     regex_as_lark,
 )
@@ -56,7 +57,8 @@ byte, ambiguous ones soon milliseconds."""
 _CACHED_MATCHERS = 64
 _TOKEN = re.compile(r"<[^>\s]+>")
 """A token in a grammar; it may have no text."""
-_TEXT_OR_REGEX = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/')
+_TEXT_OR_REGEX = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/'
+_OTHER_IN_LLAMA_CPP = re.compile(rf"{_TEXT_OR_REGEX}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
 _HALF_CHARACTER = "\ufffd"
 _WHITE_SPACE = b" \t\n\r"
@@ -81,10 +83,13 @@ def fields_without_llguidance(constraint: Constraint | None) -> dict[str, Any]:
     return {"grammar": constraint.source}
 
 
-def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
+def constraint_fields(
+    constraint: Constraint | None, *, from_start: bool, is_chat: bool = True
+) -> dict[str, Any]:
     """Return the fields of llama.cpp's request for a constraint.
 
     ``from_start``: the answer begins with the constrained text, without reasoning or calls before.
+    ``is_chat``: keywords of a schema that llguidance lacks may be ignored.
     Raise InvalidRequest for a grammar that is invalid or too complex, and for a llguidance grammar
     of more than one part.
     """
@@ -95,7 +100,9 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
         case "json_object":
             return schema_fields({"type": "object"}, param, from_start=from_start)
         case "json_schema":
-            return schema_fields(orjson.loads(source), param, from_start=from_start)
+            return schema_fields(
+                orjson.loads(source), param, from_start=from_start, is_chat=is_chat
+            )
         case "gbnf":
             return _lark_fields(gbnf_as_lark(constraint))
         case "lark":
@@ -109,20 +116,22 @@ def constraint_fields(constraint: Constraint | None, *, from_start: bool) -> dic
             part = lark_or_schema(constraint)
             if isinstance(part, str):
                 return _lark_fields(part)
-            return schema_fields(part, param, from_start=from_start)
+            return schema_fields(part, param, from_start=from_start, is_chat=is_chat)
 
 
 def _lark_fields(source: str) -> dict[str, Any]:
     """Return the fields for a grammar of Lark, in the words that llama.cpp's llguidance knows.
 
-    It refuses ``\\x41`` in a text, and llama.cpp cuts a grammar at a NUL; the answer would then be
-    bound to nothing.
+    It refuses ``\\x41`` in a text and ``~2..3`` after a part, and llama.cpp cuts a grammar at a
+    NUL; the answer would then be bound to nothing.
     """
-    plain = _TEXT_OR_REGEX.sub(_without_hex, source)
+    plain = _OTHER_IN_LLAMA_CPP.sub(_in_its_words, source)
     return {"grammar": f"{_LLGUIDANCE}{plain}".replace("\0", "\\u0000")}
 
 
-def _without_hex(found: re.Match[str]) -> str:
+def _in_its_words(found: re.Match[str]) -> str:
+    if found[0].startswith("~"):
+        return f"{{{found[1]},{found[2] or found[1]}}}"
     if not found[0].startswith('"'):
         return found[0]
     return _ESCAPE.sub(lambda one: f"\\u00{one[1]}" if one[1] else one[0], found[0])
@@ -137,14 +146,21 @@ def fields_of_tokens(ids: Sequence[int]) -> dict[str, Any]:
     return {"grammar": f"{_LLGUIDANCE}start: <[{listed}]> start"}
 
 
-def schema_fields(schema: dict[str, Any], param: str, *, from_start: bool) -> dict[str, Any]:
-    """Return the fields for a JSON schema: llguidance's if it supports all keywords of the schema.
+def schema_fields(
+    schema: dict[str, Any], param: str, *, from_start: bool, is_chat: bool = True
+) -> dict[str, Any]:
+    """Return the fields for a JSON schema: llguidance's where it can be used.
 
-    Raise InvalidRequest for a schema that is invalid or too complex.
+    Keywords that it lacks are ignored, as llama.cpp's own engine ignores them; that one would also
+    ignore others, such as the bounds of decimals. Raise InvalidRequest for a schema that is invalid
+    or too complex.
     """
-    text = orjson.dumps({"x-guidance": JSON_FORM, **schema}).decode()
-    if is_known_schema(text, param) and from_start:
-        return {"grammar": f"{_LLGUIDANCE}start: %json {text}"}
+    text = orjson.dumps({"x-guidance": JSON_FORM, **with_link_patterns(schema)}).decode()
+    is_known = is_known_schema(text, param)
+    if from_start and (is_known or is_chat):
+        return {
+            "grammar": f"{_LLGUIDANCE}start: %json {text if is_known else lenient_schema(text)}"
+        }
     plain = plain_schema(schema)
     check_schemas(plain, param)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": plain}}}

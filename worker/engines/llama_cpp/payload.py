@@ -148,7 +148,7 @@ class LlamaCppPayloads(Payloads):
         is_chat = request.operation in ("chat", "render")
         offers = bool(request.tools) and not request.must_call
         from_start = not is_chat or not (self.thinks(request) or offers)
-        return self._bound(request.constraint, from_start=from_start)
+        return self._bound(request.constraint, from_start=from_start, is_chat=is_chat)
 
     def _check_allowed(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest for unknown ids, and for what excludes a list of allowed tokens.
@@ -174,9 +174,11 @@ class LlamaCppPayloads(Payloads):
                 f"'{ALLOWED}' cannot be combined with {other} on this model.", ALLOWED
             )
 
-    def _bound(self, constraint: Constraint | None, *, from_start: bool) -> dict[str, Any]:
+    def _bound(
+        self, constraint: Constraint | None, *, from_start: bool, is_chat: bool = True
+    ) -> dict[str, Any]:
         if self._has_llguidance:
-            return constraint_fields(constraint, from_start=from_start)
+            return constraint_fields(constraint, from_start=from_start, is_chat=is_chat)
         return fields_without_llguidance(constraint)
 
     def thinks(self, request: GenerationRequest) -> bool:
