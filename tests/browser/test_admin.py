@@ -270,6 +270,13 @@ def test_prompt_is_tried_in_the_playground(page: Page) -> None:
     )
 
 
+def test_one_facet_of_the_requests_can_be_touched_without_the_next(page: Page) -> None:
+    page.goto("/admin/requests/")
+    facets = page.locator(".facets li")
+    heights = facets.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
+    assert min(heights) >= 24
+
+
 @pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])
 def test_the_dark_pages_have_enough_contrast_too(open_page: Callable[..., Page], path: str) -> None:
     page = open_page("desktop", "dark")
