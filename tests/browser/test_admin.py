@@ -277,7 +277,13 @@ def test_one_facet_of_the_requests_can_be_touched_without_the_next(page: Page) -
     assert min(heights) >= 24
 
 
-@pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])
+DARK = [
+    *("/admin/", "/admin/responses_api/storedresponse/1/change/"),
+    "/admin/mcp_servers/mcpserver/add/",
+]
+
+
+@pytest.mark.parametrize("path", DARK)
 def test_the_dark_pages_have_enough_contrast_too(open_page: Callable[..., Page], path: str) -> None:
     page = open_page("desktop", "dark")
     page.goto(path)
