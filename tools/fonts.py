@@ -28,6 +28,7 @@ OTHER_ALPHABETS = "U+180-52F, U+1D00-1FFF, U+A720-A7FF"
 """Characters for which a browser reads the theme's whole files. Other fonts have the others."""
 WEIGHTS = {"Regular": 400, "Medium": 500, "SemiBold": 600, "Bold": 700}
 _ICON_TEXT = re.compile(r"material-symbols-outlined[^>]*>([^<]*)<")
+_ICON_OF_STYLE = re.compile(r'content: ?"([a-z][a-z0-9_]+)"')
 _WORD = re.compile(r"[a-z][a-z0-9_]+")
 
 
@@ -40,11 +41,13 @@ def theme() -> Path:
 
 
 def icon_words() -> set[str]:
-    """Return words that may be names of icons: of the theme's icons, and of our own strings."""
+    """Return words that may name icons: those of the theme and its styles, and our own strings."""
     words: set[str] = set()
     for template in (theme() / "templates").rglob("*.html"):
         for text in _ICON_TEXT.findall(template.read_text()):
             words.update(_WORD.findall(text))
+    for style in (theme() / "static").rglob("*.css"):
+        words.update(_ICON_OF_STYLE.findall(style.read_text()))
     for python in theme().glob("*.py"):
         words.update(re.findall(r'icon="([a-z0-9_]+)"', python.read_text()))
     for package in ("inference_site", "completions", "responses_api"):

@@ -241,12 +241,12 @@ class ApiKeyAdmin(UndeletedAdmin):
     search_fields = ("name", "prefix")
     autocomplete_fields = ("project",)
     fieldsets = (
-        (None, {"fields": ("project", "name", "shown_prefix", "owner")}),
+        (None, {"fields": ("project", "name", "shown_prefix", "shown_owner")}),
         ("Access", {"fields": ("scopes", "allowed_models", "expires_at")}),
         ("Limits", {"fields": (*LIMITS, "priority_requests_per_minute")}),
         ("Times", {"fields": ("created_at", "last_used_at", "revoked_at")}),
     )
-    readonly_fields = ("shown_prefix", "owner", "created_at", "last_used_at", "revoked_at")
+    readonly_fields = ("shown_prefix", "shown_owner", "created_at", "last_used_at", "revoked_at")
     actions = ("rotate", "revoke")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
@@ -299,6 +299,11 @@ class ApiKeyAdmin(UndeletedAdmin):
     @admin.display(description="key", ordering="prefix")
     def shown_prefix(self, record: ApiKey) -> str:
         return f"{record.prefix}…" if record.prefix else "—"
+
+    @admin.display(description="owner")
+    def shown_owner(self, record: ApiKey) -> str:
+        """Return the name alone: Django links to the user, whom a few may see."""
+        return "—" if record.owner is None else str(record.owner)
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
         """Make the project read-only after creation: the key's usage was accounted to it."""

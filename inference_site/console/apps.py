@@ -25,7 +25,7 @@ class ConsoleConfig(AppConfig):
         from django.contrib.admin.models import LogEntry
         from django.contrib.auth.models import Group
 
-        for app in ("accounts", "auth", "admin", "axes"):
+        for app in ("accounts", "mcp_servers", "auth", "admin", "axes"):
             apps.get_app_config(app).verbose_name = "Access"
         for model, one, many in (
             (Group, "role", "roles"),

@@ -38,7 +38,7 @@ _ACTIONS = (
     ("Download usage as CSV", "table", "usage.view_usagerollup", "admin:usage-csv"),
     ("Change my password", "password", "", "admin:password_change"),
 )
-"""Title, icon, permission ("": every user) and route."""
+"""Title, icon, permission ("": every user with a password) and route."""
 _STORED: tuple[tuple[str, str, type[Model]], ...] = (
     ("resp_", "Response", StoredResponse),
     ("conv_", "Conversation", Conversation),
@@ -89,7 +89,8 @@ def _pages(request: HttpRequest) -> Iterator[Entry]:
 
 def _actions(user: Any) -> Iterator[Entry]:
     for title, icon, permission, route in _ACTIONS:
-        if not permission or user.has_perm(permission):
+        # Who only uses single sign-on has no old password, which the form asks for.
+        if user.has_perm(permission) if permission else user.has_usable_password():
             yield Entry(title, reverse(route), icon, "Action")
 
 

@@ -82,7 +82,7 @@ class VersionInline(TabularInline):
 
     model = PromptVersion
     extra = 0
-    fields = readonly_fields = ("number", "shown_time", "created_by", "model", "shown_messages")
+    fields = readonly_fields = ("number", "shown_time", "shown_author", "model", "shown_messages")
     verbose_name_plural = "versions"
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -100,6 +100,11 @@ class VersionInline(TabularInline):
     @admin.display(description="time")
     def shown_time(self, version: PromptVersion) -> str:
         return time_label(version.created_at)
+
+    @admin.display(description="created by")
+    def shown_author(self, version: PromptVersion) -> str:
+        """Return the name alone: Django links to the user, whom a few may see."""
+        return "—" if version.created_by is None else str(version.created_by)
 
     @admin.display(description="messages")
     def shown_messages(self, version: PromptVersion) -> str:

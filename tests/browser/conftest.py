@@ -243,17 +243,21 @@ def faults(page: Page, rules: dict[str, Any] = ALL_RULES, within: str = "html") 
     ]
 
 
-_UNKNOWN_ICONS = """() => document.fonts.ready.then(() =>
-    [...document.querySelectorAll(".material-symbols-outlined")]
-        .filter((icon) => icon.checkVisibility() && icon.textContent.trim())
-        .filter((icon) => {
-            const range = document.createRange();
-            range.selectNodeContents(icon);
-            const size = parseFloat(getComputedStyle(icon).fontSize);
-            return range.getBoundingClientRect().width > 1.5 * size;
-        })
-        .map((icon) => icon.textContent.trim()))"""
-"""An icon that the font lacks is drawn as the letters of its name."""
+_UNKNOWN_ICONS = """() => document.fonts.ready.then(() => {
+    const pencil = document.createElement("canvas").getContext("2d");
+    const nameOf = (element, part) => {
+        const style = getComputedStyle(element, part);
+        if (!style.fontFamily.includes("Material Symbols")) return null;
+        const name = part ? style.content.match(/^"(.+)"$/)?.[1] : element.textContent.trim();
+        pencil.font = `${style.fontSize} ${style.fontFamily}`;
+        return name && pencil.measureText(name).width > 1.5 * parseFloat(style.fontSize) && name;
+    };
+    return [...document.querySelectorAll("body *")]
+        .filter((element) => element.checkVisibility())
+        .flatMap((one) => [null, "::before", "::after"].map((part) => nameOf(one, part)))
+        .filter(Boolean);
+})"""
+"""An icon that the font lacks is drawn as the letters of its name; styles name some, too."""
 
 
 def assert_usable(page: Page) -> None:

@@ -180,15 +180,16 @@ def test_pages_fit_and_have_no_fault_of_accessibility(page: Page, path: str) -> 
 
 
 @pytest.fixture
-def long_names(stack: ServedStack) -> Iterator[int]:
-    """A long name and long metadata in all that pages show; the id of a set of such a name."""
+def long_names(stack: ServedStack, client: openai.OpenAI) -> Iterator[list[str]]:
+    """A long name and long metadata in all that pages show; the pages of what has such a name."""
     metadata = json.dumps({"m" * 64: "v" * 500})
     stack.sql("UPDATE accounts_project SET name = repeat('n', 100) WHERE id = 1 RETURNING id")
     [[key]] = stack.sql("SELECT name FROM accounts_apikey WHERE id = 1")
     stack.sql("UPDATE accounts_apikey SET name = repeat('k', 100) WHERE id = 1 RETURNING id")
-    for table in ("storedresponse", "conversation"):
+    tables = ("responses_api_storedresponse", "responses_api_conversation")
+    for table in (*tables, "batches_batch", "vector_stores_vectorstore"):
         stack.sql(
-            f"UPDATE responses_api_{table} SET metadata = %s WHERE id = 1 RETURNING id",  # noqa: S608
+            f"UPDATE {table} SET metadata = %s WHERE id = 1 RETURNING id",  # noqa: S608
             metadata,
         )
     stack.sql("UPDATE auth_user SET username = repeat('u', 150) WHERE id = 1 RETURNING id")
@@ -196,13 +197,34 @@ def long_names(stack: ServedStack) -> Iterator[int]:
         "INSERT INTO cases_caseset (project_id, name, endpoint, created_at)"
         " VALUES (1, repeat('c', 100), '/v1/responses', now()) RETURNING id"
     )
-    yield case_set
+    [[endpoint]] = stack.sql(
+        "INSERT INTO outbox_endpoint (project_id, way, address, event_types, secret, old_secret,"
+        " only_if_named, is_enabled, failures) VALUES"
+        " (1, 'webhook', 'https://a.test/', '{}', '', '', false, false, 0) RETURNING id"
+    )
+    [[budget]] = stack.sql(
+        "INSERT INTO accounts_budget (project_id, api_key_id, unit, every, amount, created_at)"
+        " VALUES (1, 1, 'tokens', 'day', 1000000, now()) RETURNING id"
+    )
+    call = {"tool_call": {"name": "f" * 64, "arguments": ["{}"]}}
+    answer = respond(client, call)
+    [[response]] = stack.sql(
+        "SELECT id FROM responses_api_storedresponse WHERE public_id = %s", answer.id
+    )
+    yield [
+        f"/admin/cases/caseset/{case_set}/change/",
+        f"/admin/outbox/endpoint/{endpoint}/change/",
+        f"/admin/responses_api/storedresponse/{response}/change/",
+    ]
+    stack.sql("DELETE FROM outbox_endpoint WHERE id = %s", endpoint)
+    stack.sql("DELETE FROM accounts_budgetspend WHERE budget_id = %s", budget)
+    stack.sql("DELETE FROM accounts_budget WHERE id = %s", budget)
     stack.sql("UPDATE accounts_project SET name = 'default' WHERE id = 1 RETURNING id")
     stack.sql("UPDATE accounts_apikey SET name = %s WHERE id = 1 RETURNING id", key)
     stack.sql("UPDATE auth_user SET username = 'admin' WHERE id = 1 RETURNING id")
 
 
-def test_long_names_make_no_page_wider_than_the_window(page: Page, long_names: int) -> None:
+def test_long_names_make_no_page_wider_than_the_window(page: Page, long_names: list[str]) -> None:
     paths = (
         "/admin/",
         "/admin/accounts/project/1/change/",
@@ -212,10 +234,12 @@ def test_long_names_make_no_page_wider_than_the_window(page: Page, long_names: i
         "/admin/responses_api/storedresponse/1/change/",
         "/admin/responses_api/conversation/1/change/",
         "/admin/responses_api/prompttemplate/1/change/",
-        f"/admin/cases/caseset/{long_names}/change/",
+        "/admin/batches/batch/1/change/",
+        "/admin/vector_stores/vectorstore/1/change/",
         "/admin/auth/user/1/change/",
         "/admin/queue/",
         "/admin/requests/",
+        *long_names,
     )
     for path in paths:
         page.goto(path)
@@ -246,7 +270,20 @@ def test_prompt_is_tried_in_the_playground(page: Page) -> None:
     )
 
 
-@pytest.mark.parametrize("path", ["/admin/", "/admin/responses_api/storedresponse/1/change/"])
+def test_one_facet_of_the_requests_can_be_touched_without_the_next(page: Page) -> None:
+    page.goto("/admin/requests/")
+    facets = page.locator(".facets li")
+    heights = facets.evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
+    assert min(heights) >= 24
+
+
+DARK = [
+    *("/admin/", "/admin/responses_api/storedresponse/1/change/"),
+    "/admin/mcp_servers/mcpserver/add/",
+]
+
+
+@pytest.mark.parametrize("path", DARK)
 def test_the_dark_pages_have_enough_contrast_too(open_page: Callable[..., Page], path: str) -> None:
     page = open_page("desktop", "dark")
     page.goto(path)

@@ -64,6 +64,11 @@ def test_there_are_pages() -> None:
     assert not [address for _, address in ADDRESSES if "<" in address]
 
 
+def test_the_names_above_a_page_are_words() -> None:
+    names = {model._meta.app_config.verbose_name for model in site._registry}
+    assert [name for name in names if "_" in name] == []
+
+
 @pytest.mark.django_db
 def test_no_page_is_open_without_a_login() -> None:
     anybody = Client()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from html import unescape
 
 import pytest
+from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
@@ -35,12 +36,22 @@ def titles(browser: Client, term: str) -> list[str]:
 
 
 def test_without_a_term_a_user_finds_what_they_may_open(staff: Callable[..., Client]) -> None:
-    own = ["Usage", "Playground", "API documents", "Change my password"]
+    own = ["Usage", "Playground", "API documents"]
     assert titles(staff(), "") == own
     key_maker = staff("accounts.view_apikey", "accounts.add_apikey")
     assert set(titles(key_maker, "")) == {*own, "API keys", "Make an API key"}
     for _, address in found(key_maker, ""):
         assert key_maker.get(address).status_code == 200, address
+
+
+def test_only_users_with_a_password_find_where_they_change_it(staff: Callable[..., Client]) -> None:
+    browser = staff()
+    assert titles(browser, "my password") == []
+    user = User.objects.get()
+    user.set_password("a right password")
+    user.save()
+    browser.force_login(user)
+    assert titles(browser, "my password") == ["Change my password"]
 
 
 def test_every_line_of_an_administrator_leads_to_a_page(admin: Client) -> None:

@@ -11,7 +11,10 @@ from django.apps import apps
 from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 
+from inference_site.accounts.models import ApiKey
+from inference_site.catalogue.model_store.models import Pull
 from inference_site.console.playground.models import Preset
+from responses_api.models import PromptTemplate
 
 Member = Callable[..., tuple[User, Client]]
 VIEWED = [
@@ -86,6 +89,23 @@ def test_a_role_opens_its_pages_and_no_others(
     assert {page: browser.get(page).status_code for page in closed_to_it} == dict.fromkeys(
         closed_to_it, 403
     )
+
+
+def test_pages_name_users_without_links_to_pages_that_only_administrators_open(
+    member: Member, api_key: tuple[ApiKey, str]
+) -> None:
+    bob, _ = member("bob", "administrator")
+    key, _ = api_key
+    ApiKey.objects.filter(pk=key.pk).update(owner=bob)
+    pull = Pull.objects.create(reference="owner/name", requested_by=bob)
+    template = PromptTemplate.objects.create(project=key.project, name="greeting")
+    template.versions.create(number=1, created_by=bob)
+    _, browser = member("ada", "operator")
+    for row in (key, pull, template):
+        page = f"/admin/{row._meta.label_lower.replace('.', '/')}/{row.pk}/change/"
+        text = browser.get(page).content.decode()
+        assert "bob" in text, row
+        assert f"/admin/auth/user/{bob.pk}/" not in text, row
 
 
 def test_each_role_has_what_the_one_below_it_has() -> None:
