@@ -15,6 +15,10 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from resiliparse.parse.html import HTMLTree
 
 _ROOT = Path(__file__).resolve().parent.parent
 _CPU_S, _WALL_S = 20, 60
@@ -141,27 +145,27 @@ def _blocks_of_docx(content: bytes) -> Iterator[str]:
 
 def _text_of_html(content: bytes) -> Iterator[str]:
     from resiliparse.extract.html2text import extract_plain_text
-    from resiliparse.parse.html import HTMLTree
 
-    tree = HTMLTree.parse_from_bytes(content, encoding_of_html(content))
-    yield extract_plain_text(tree, alt_texts=False)
+    yield extract_plain_text(tree_of_html(content), alt_texts=False)
 
 
-def encoding_of_html(content: bytes) -> str:
-    """Return the encoding of a page: UTF-8 if it can be, else the one it names, else a guess.
+def tree_of_html(content: bytes, encoding: str | None = None) -> HTMLTree:
+    """Parse a page in this encoding, or without one in UTF-8, the one it names, or a guess.
 
     A guess about few characters is often wrong: "café" alone was taken for Windows-1250.
     """
     from resiliparse.parse.encoding import detect_encoding
+    from resiliparse.parse.html import HTMLTree
 
-    if not content.isascii():  # An encoding of 7 bits, such as Japan's, is ASCII too.
-        try:
-            content.decode()
-        except UnicodeDecodeError:
-            pass
-        else:
-            return "utf-8"
-    return detect_encoding(content, from_html_meta=True) or "utf-8"
+    text = content.decode("utf-8-sig", "replace")
+    # An encoding of 7 bits, such as Japan's, is ASCII too. In others few bytes are UTF-8 by chance.
+    beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
+    is_utf8 = text.count("\ufffd") < beyond_ascii / 2
+    encoding = encoding or ("utf-8" if is_utf8 else detect_encoding(content, from_html_meta=True))
+    if encoding is None or encoding == "utf-8":
+        # From the bytes, one invalid one would have the whole page read as Windows-1252.
+        return HTMLTree.parse(text)
+    return HTMLTree.parse_from_bytes(content, encoding)
 
 
 _READERS: Mapping[str, Callable[[bytes], Iterator[str]]] = {

@@ -143,6 +143,7 @@ class McpConnection(models.Model):
 
     class Meta:
         verbose_name = "connection to an MCP server"
+        verbose_name_plural = "connections to MCP servers"
         default_permissions = ()
         constraints = [
             models.UniqueConstraint(fields=["server", "user"], name="mcp_connection_once")

@@ -37,6 +37,7 @@ from redis.exceptions import RedisError
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.fleet import ModelStatus, load_deadlines, status_of
 from inference_site.catalogue.fleet.leases import is_alive, live_view, prune
+from inference_site.catalogue.model_store.entries import REFRESH_PERIOD_S
 from inference_site.core.domain.errors import (
     LoadFailed,
     ModelLoading,
@@ -329,7 +330,8 @@ def expire_server_away() -> None:
 def expire_removed_models() -> None:
     """Fail those that wait for a model that neither the catalogue nor a worker has any more.
 
-    At once if the model was in the catalogue of this process. Others only after
+    At once if the model was in the catalogue of this process, but not what has just been accepted:
+    the model may be there again, and this process not know yet. Others only after
     ``QUEUE_TIMEOUT_S``: during an upgrade this process may have an older catalogue.
     """
     known = catalogue().models
@@ -338,7 +340,7 @@ def expire_removed_models() -> None:
     removed = [m for m in catalogue().removed if not live_view.having(m)]
     rows: list[Generation] = []
     if removed:
-        rows += Generation.objects.filter(status=Status.QUEUED, model__in=removed)[:_MAX_EXPIRED]
+        rows += _waiting_for(2 * REFRESH_PERIOD_S).filter(model__in=removed)[:_MAX_EXPIRED]
     if unknown:
         rows += _late_background(settings.QUEUE_TIMEOUT_S).filter(model__in=unknown)
     expire = partial(_expire, code="model_not_found", error=ModelRemoved())

@@ -592,7 +592,9 @@ def test_what_waits_for_a_model_that_was_removed_fails_when_no_worker_has_it_any
     api_key: Key, worker: str, model: str
 ) -> None:
     catalogue().update([ModelSpec(model, "scripted")])
-    rows = [waiting(api_key, 1, model=model), waiting(api_key, 1, model=model, background=True)]
+    rows = [waiting(api_key, 5, model=model), waiting(api_key, 5, model=model, background=True)]
+    # The model may be there again when it was accepted.
+    just_accepted = waiting(api_key, 1, model=model)
     expire_removed_models()
     report = ModelReport(model, 1, 0)
     lease = Lease(worker, lambda: LiveWorker(worker, (report,)))
@@ -605,6 +607,7 @@ def test_what_waits_for_a_model_that_was_removed_fails_when_no_worker_has_it_any
     live_view.forget()
     expire_removed_models()
     assert [state(row) for row in rows] == [(Status.FAILED, "model_not_found")] * 2
+    assert state(just_accepted) == (Status.QUEUED, "")
 
 
 def test_what_waits_for_a_model_that_the_site_does_not_have_any_more_fails(

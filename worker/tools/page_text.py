@@ -10,10 +10,9 @@ import base64
 
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import map_encoding_to_html5
-from resiliparse.parse.html import HTMLTree
 
 from inference_site.core.limited_process import serve
-from worker.document_text import encoding_of_html
+from worker.document_text import tree_of_html
 
 _CPU_S = 2.0
 """Processor time for one page. The largest takes 0.06 s, on a slow host 0.5 s."""
@@ -24,9 +23,8 @@ _ENOUGH = 200
 
 def read_page(encoded: str, charset: str) -> tuple[str, str]:
     """Return the title and the text of a page."""
-    content = base64.b64decode(encoded)
     encoding = map_encoding_to_html5(charset, False) if charset else None
-    tree = HTMLTree.parse_from_bytes(content, encoding or encoding_of_html(content))
+    tree = tree_of_html(base64.b64decode(encoded), encoding)
     text = extract_plain_text(tree, main_content=True, alt_texts=False)
     if len(text) < _ENOUGH:
         text = extract_plain_text(tree, alt_texts=False)

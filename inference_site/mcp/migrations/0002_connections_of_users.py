@@ -37,6 +37,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'verbose_name': 'connection to an MCP server',
+                'verbose_name_plural': 'connections to MCP servers',
                 'default_permissions': (),
                 'constraints': [models.UniqueConstraint(fields=('server', 'user'), name='mcp_connection_once')],
             },
