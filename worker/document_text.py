@@ -160,7 +160,7 @@ def tree_of_html(content: bytes, encoding: str | None = None) -> HTMLTree:
     text = content.decode("utf-8-sig", "replace")
     # An encoding of 7 bits, such as Japan's, is ASCII too. In others few bytes are UTF-8 by chance.
     beyond_ascii = len(text) - len(text.encode("ascii", "ignore"))
-    is_utf8 = text.count("\ufffd") < beyond_ascii / 2
+    is_utf8 = not content.isascii() and text.count("\ufffd") <= beyond_ascii / 2
     encoding = encoding or ("utf-8" if is_utf8 else detect_encoding(content, from_html_meta=True))
     if encoding is None or encoding == "utf-8":
         # From the bytes, one invalid one would have the whole page read as Windows-1252.
