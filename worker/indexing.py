@@ -59,7 +59,8 @@ _SECTION = 100_000
 """Characters that are split at once. The splitter takes the square of the length: for a line of
 10 MB, minutes, in which the claim is not renewed."""
 _SHORTEST = 200
-"""Characters: if the model refuses even a shorter text as too long, the file fails."""
+"""Bytes: if the model refuses even a shorter text as too long, the file fails. A token is a byte or
+more; 200 characters may be 800 tokens."""
 
 
 class _Lost(Exception):
@@ -204,13 +205,14 @@ class _Document:
         The order of words far apart is lost, as it would be in chunks of that length. A text as
         large as one that was refused is not tried, because each refusal is a failed request.
         """
-        if all(len(text) < _SHORTEST or len(text.encode()) < self._too_large for text in texts):
+        size = max(len(text.encode()) for text in texts)
+        if size < max(_SHORTEST, self._too_large):
             with suppress(TextTooLong):
                 return self._embed(texts)
             if len(texts) == 1:
-                if len(texts[0]) < _SHORTEST:
+                if size < _SHORTEST:
                     raise NotPossible("The embedding model takes no text of this length.")
-                self._too_large = len(texts[0].encode())
+                self._too_large = size
         if len(texts) > 1:
             return [vector for text in texts for vector in self._vectors([text])]
         middle = len(texts[0]) // 2
