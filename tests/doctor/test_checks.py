@@ -232,6 +232,7 @@ def test_what_was_found_before_a_fault_is_told_and_the_service_that_is_down_is_n
         (psycopg.errors.LockNotAvailable("lock timeout"), "PostgreSQL runs, but"),
         (OperationalError("no connection"), "Start PostgreSQL"),
         (psycopg.OperationalError("refused"), "Start PostgreSQL"),
+        (OperationalError("FATAL:  sorry, too many clients already"), "Raise max_connections"),
         (ValueError("a fault"), "Correct it."),
     ):
 

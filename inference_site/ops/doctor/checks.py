@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 import secrets
 import sys
 import time
@@ -83,6 +84,9 @@ _FIX_TIMEOUT = (
     "PostgreSQL runs, but a lock or a time limit stopped this: see `SELECT * FROM pg_locks WHERE "
     "NOT granted`, its load, and statement_timeout and lock_timeout of the role."
 )
+_FIX_CONNECTIONS = "Raise max_connections, lower DATABASE_POOL, or put PgBouncer in front."
+_NO_CONNECTION_LEFT = re.compile(r"too many (clients|connections)|connection slots")
+"""What PostgreSQL says then; psycopg has no class for errors of a new connection."""
 FIX_REDIS = "Start Redis, or correct REDIS_URL (BROKER_URL, CHANNEL_LAYER_URLS, EVENT_LOG_URLS)."
 _OVERDUE_S = 60
 """Maintenance should have ended a run of a dead worker long before this age."""
@@ -136,7 +140,7 @@ def _fix_of(error: Exception, otherwise: str) -> str:
     if isinstance(error.__cause__, NotMigrated):
         return "Run `manage.py migrate`."
     if isinstance(error, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
-        return FIX_DATABASE
+        return _FIX_CONNECTIONS if _NO_CONNECTION_LEFT.search(str(error)) else FIX_DATABASE
     return otherwise
 
 
@@ -269,7 +273,7 @@ def check_postgres() -> Iterator[Finding]:
     yield graded(
         "connections",
         f"{used} of {allowed} are used; a process takes {pool['max_size']} at most",
-        "Raise max_connections, lower DATABASE_POOL, or put PgBouncer in front.",
+        _FIX_CONNECTIONS,
         warn=allowed - used < pool["max_size"],
     )
     yield graded(
