@@ -25,9 +25,12 @@ def test_an_outage_has_a_line_at_its_beginning_one_a_minute_and_one_at_its_end(
     log.succeeded()
     log.succeeded()
     log.failed(TimeoutError())
+    now += 3600
+    log.succeeded()
     assert [record.getMessage() for record in caplog.records] == [
         "event log: refused",
         "event log: for 60 s now: refused",
         "event log: works again, after 119.8 s of failures",
         "event log: TimeoutError",
+        "event log: works again, after one failure",
     ]

@@ -49,7 +49,8 @@ class OutageLog:
             failed_at = self._failed_at
         if since is not None:
             failed_s = failed_at - since
-            self._logger.warning("%s: works again, after %.1f s of failures", self._what, failed_s)
+            failures = f"{failed_s:.1f} s of failures" if failed_s else "one failure"
+            self._logger.warning("%s: works again, after %s", self._what, failures)
 
 
 def fault_of_error(error: BaseException) -> str:
