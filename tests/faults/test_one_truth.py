@@ -252,10 +252,10 @@ def test_what_completed_while_redis_stood_still_is_answered_though_its_worker_di
 ) -> None:
     """From storage; what is not stored is told that it was computed."""
     begun = "SELECT public_id, status FROM generations_generation WHERE end_user = %s ORDER BY id"
-    asked = {
-        "whole": chat(30, store=True, user="whole"),
-        "stream": chat(30, store=True, user="stream", stream=True),
-        "unstored": chat(30, user="unstored"),
+    asked = {  # Long enough to run beside each other on a busy machine.
+        "whole": chat(80, store=True, user="whole"),
+        "stream": chat(80, store=True, user="stream", stream=True),
+        "unstored": chat(80, user="unstored"),
     }
 
     def statuses() -> list[str]:
@@ -275,8 +275,8 @@ def test_what_completed_while_redis_stood_still_is_answered_though_its_worker_di
         assert whole.status_code == streamed.status_code == 200, (whole.text, streamed.text)
         stored = http.get(f"{path}/{ids['whole']}").json()
         assert {**whole.json(), "metadata": {}} == stored
-        assert whole.json()["choices"][0]["message"]["content"] == "x " * 30
-        assert said_in(streamed.text) == "x " * 30
+        assert whole.json()["choices"][0]["message"]["content"] == "x " * 80
+        assert said_in(streamed.text) == "x " * 80
     row, error = stack.row(ids["unstored"]), unstored.json()["error"]
     assert (unstored.status_code, error["code"]) == (503, "stream_lost")
     assert error["usage"]["output_tokens"] == row["output_tokens"] > 0
