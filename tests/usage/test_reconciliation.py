@@ -102,10 +102,10 @@ def test_a_list_of_counters_that_is_not_whole_says_so(api_key: Key) -> None:
     row = {"period": "day", "start": timezone.now(), "api_key_id": 99, "model": "m", "requests": 1}
     rows = [UsageRollup(project_id=1_000 + number, **row) for number in range(101)]
     UsageRollup.objects.bulk_create(rows)
-    with pytest.raises(CommandError, match="^at least 100 counters differ"):
+    with pytest.raises(CommandError, match=r"^at least 100 counters differ"):
         usage("--check")
     UsageRollup.objects.filter(project_id__gt=1_098).delete()
-    with pytest.raises(CommandError, match="^99 counters differ"):
+    with pytest.raises(CommandError, match=r"^99 counters differ"):
         usage("--check")
 
 
