@@ -187,16 +187,22 @@ def _headers() -> dict[str, str]:
 
 
 def _list_files(client: httpx.Client, repository: str, revision: str) -> dict[str, HubFile]:
-    """Return the files of a repository by their paths."""
+    """Return the files of a repository by their paths. Raise HubError for no list of files."""
     url: str | None = f"/api/models/{repository}/tree/{quote(revision, safe='')}?recursive=true"
     files = {}
     while url:
         answer = client.get(url).raise_for_status()
-        for item in answer.json():
-            if item["type"] == "file":
-                digest = str((item.get("lfs") or {}).get("oid", ""))
-                known = digest if _SHA256.fullmatch(digest) else ""
-                files[item["path"]] = HubFile(item["path"], int(item["size"]), known)
+        try:
+            for item in answer.json():
+                if item["type"] == "file":
+                    digest = str((item.get("lfs") or {}).get("oid", ""))
+                    known = digest if _SHA256.fullmatch(digest) else ""
+                    path = str(item["path"])
+                    files[path] = HubFile(path, int(item["size"]), known)
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
+            raise HubError(
+                f"{_endpoint()} answers with no list of files: is it the address of a hub?"
+            ) from exc
         url = answer.links.get("next", {}).get("url")
     return files
 

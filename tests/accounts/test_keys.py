@@ -268,6 +268,16 @@ def test_the_command_uses_an_existing_project(project: Project) -> None:
     assert project.api_keys.count() == 2
 
 
+def test_the_command_says_that_a_key_of_an_inactive_project_is_refused(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It printed a key that every request is refused with, and nothing of the reason."""
+    Project.objects.update(is_active=False)
+    printed = create_api_key("--project", project.name, "--name", "a")
+    assert find_caller(printed.strip()) is None
+    assert f"The project {project.name} is inactive" in capsys.readouterr().err
+
+
 @pytest.mark.django_db
 def test_the_command_gives_the_named_scopes() -> None:
     printed = create_api_key("--name", "ops", "--scope", "admin", "--scope", "models:write")

@@ -65,3 +65,12 @@ def test_a_filter_by_time_shows_what_is_younger_than_the_rows_that_were_imported
     forget()
     shown = admin.get("/admin/completions/storedcompletion/?since=1h").context["cl"].result_list
     assert [row.public_id for row in shown] == [young.public_id]
+
+
+def test_a_created_project_has_no_spaces_around_its_name(project: Project, tmp_path: Path) -> None:
+    """``create_api_key --project " new "`` made a second project, "new"."""
+    call_command("export_project", project.name, tmp_path / "export")
+    call_command("import_project", " new ", tmp_path / "export", "--create")
+    call_command("import_project", " new ", tmp_path / "export", "--create")
+    names = Project.objects.exclude(pk=project.pk).values_list("name", flat=True)
+    assert list(names) == ["new"]

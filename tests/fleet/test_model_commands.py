@@ -269,3 +269,15 @@ def test_a_hub_that_is_not_reached_is_told_in_one_line(
     with pytest.raises(CommandError, match=r"^http://127.0.0.1:\d+ does not answer: .*refused"):
         call_command("pull", "org/repo:Q8_0", stdout=StringIO())
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("listing", ['{"error": "down"}', "[1]", '[{"type": "file"}]', "<p>"])
+@pytest.mark.usefixtures("models")
+def test_a_server_that_is_no_hub_is_told_in_one_line(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    """JSON that is no list of files was a traceback, and HTML "Expecting value: line 1"."""
+    monkeypatch.setattr(hub, "listing", listing.encode)
+    with pytest.raises(CommandError, match=r"^http://\S+ answers with no list of files") as caught:
+        call_command("pull", "org/repo:Q8_0", stdout=StringIO())
+    assert "\n" not in str(caught.value)

@@ -97,6 +97,18 @@ def test_a_counter_that_differs_is_named_and_rebuilt(api_key: Key, harm: str) ->
     assert "add up to the usage log" in usage("--rebuild", "--check")
 
 
+def test_a_list_of_counters_that_is_not_whole_says_so(api_key: Key) -> None:
+    """It said that 100 differ, whatever their number."""
+    row = {"period": "day", "start": timezone.now(), "api_key_id": 99, "model": "m", "requests": 1}
+    rows = [UsageRollup(project_id=1_000 + number, **row) for number in range(101)]
+    UsageRollup.objects.bulk_create(rows)
+    with pytest.raises(CommandError, match=r"^at least 100 counters differ"):
+        usage("--check")
+    UsageRollup.objects.filter(project_id__gt=1_098).delete()
+    with pytest.raises(CommandError, match=r"^99 counters differ"):
+        usage("--check")
+
+
 def test_counters_match_after_the_log_is_pruned(api_key: Key, settings: Any) -> None:
     settings.USAGE_LOG_DAYS = 3
     fill(api_key[0])

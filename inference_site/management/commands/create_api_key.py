@@ -36,4 +36,6 @@ class Command(BaseCommand):
                 raise CommandError(f"--{what}: {exc.messages[0]}") from exc
         owner, _created = Project.objects.get_or_create(name=project)
         _record, secret = create_key(owner, name, scopes=scope or default_scopes())
+        if not owner.is_active:
+            self.stderr.write(f"The project {project} is inactive, so the key is refused.")
         self.stdout.write(secret)

@@ -63,11 +63,12 @@ class Command(BaseCommand):
             raise CommandError(f"{exc.filename} cannot be read: {exc.strerror}") from exc
         found = Project.objects.filter(name=project).first()
         if found is None and create:
+            name = project.strip()  # As create_api_key and forms of the console do.
             try:
-                Project._meta.get_field("name").clean(project, None)
+                Project._meta.get_field("name").clean(name, None)
             except InvalidName as exc:
                 raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
-            found, _ = Project.objects.get_or_create(name=project)
+            found, _ = Project.objects.get_or_create(name=name)
         if found is None:
             raise CommandError(f"There is no project {project}; --create creates it.")
         new: Counter[str] = Counter()

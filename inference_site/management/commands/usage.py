@@ -57,8 +57,11 @@ class Command(BaseCommand):
             for difference in found:
                 self.stdout.write(str(difference))
             if found:
+                # With fewer, no table has had more rows than are listed.
+                least = "at least " if len(found) >= accounting.MAX_LISTED_ROWS else ""
                 raise CommandError(
-                    f"{len(found)} counters differ from the usage log; correct them with --rebuild."
+                    f"{least}{len(found)} counters differ from the usage log; correct them with "
+                    "--rebuild."
                 )
             self.stdout.write("Roll-ups and budgets add up to the usage log.")
         if not check and not rebuild:

@@ -53,6 +53,8 @@ _REQUEST_ROWS, _REQUEST_WAIT_MS = 500, 500
 """Bounds of the step that a request runs before a budget or a limit refuses it."""
 _MAX_RUN_S = 1.0
 """Beat starts no further step after this time."""
+MAX_LISTED_ROWS = 100
+"""Rows of one table of roll-ups and one period of which ``differences`` returns the counters."""
 _LOCK = 0x1F5A_ACC0
 """The advisory lock that allows one step at a time."""
 
@@ -320,7 +322,10 @@ class Difference:
 
 
 def differences() -> list[Difference]:
-    """Return every counter that differs from the usage log; normally there are none."""
+    """Return the counters that differ from the usage log; normally there are none.
+
+    Those of roll-ups are of at most ``MAX_LISTED_ROWS`` rows of each table and period.
+    """
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         found: list[Difference] = []
@@ -416,7 +421,7 @@ def _compare(
         FROM (SELECT * FROM {rollup._meta.db_table}
               WHERE period = %(period)s AND {_COMPLETE} AND {condition}) kept
         FULL JOIN ({log}) log USING ({key})
-        WHERE {differs} LIMIT 100""",  # noqa: S608
+        WHERE {differs} LIMIT {MAX_LISTED_ROWS}""",  # noqa: S608
         {"period": period, "since": _complete_since(rollup, period)},
     )
     for row in cursor.fetchall():
