@@ -41,6 +41,7 @@ from inference_site.core.admin_pages.base_admin import (
     SHOWN,
     RelatedFilter,
     SiteAdmin,
+    name_without_link,
     require_as_shown,
     require_stored,
 )
@@ -248,6 +249,7 @@ class ApiKeyAdmin(UndeletedAdmin):
     )
     readonly_fields = ("shown_prefix", "shown_owner", "created_at", "last_used_at", "revoked_at")
     actions = ("rotate", "revoke")
+    shown_owner = name_without_link("owner")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return KeyChangeList
@@ -299,11 +301,6 @@ class ApiKeyAdmin(UndeletedAdmin):
     @admin.display(description="key", ordering="prefix")
     def shown_prefix(self, record: ApiKey) -> str:
         return f"{record.prefix}…" if record.prefix else "—"
-
-    @admin.display(description="owner")
-    def shown_owner(self, record: ApiKey) -> str:
-        """Return the name alone: Django links to the user, whom a few may see."""
-        return "—" if record.owner is None else str(record.owner)
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
         """Make the project read-only after creation: the key's usage was accounted to it."""

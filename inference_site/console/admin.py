@@ -54,7 +54,12 @@ from inference_site.console import accounts_admin  # noqa: F401  # It registers 
 from inference_site.console.model_estimate import estimate, offered_files, offered_servers
 from inference_site.console.model_states import BROKEN, ModelCondition, file_condition
 from inference_site.console.people import login_log
-from inference_site.core.admin_pages.base_admin import KeysetAdmin, RelatedFilter, SiteAdmin
+from inference_site.core.admin_pages.base_admin import (
+    KeysetAdmin,
+    RelatedFilter,
+    SiteAdmin,
+    name_without_link,
+)
 from inference_site.core.admin_pages.labels import status_label, time_label
 
 HIDDEN = "(hidden)"
@@ -483,6 +488,7 @@ class PullAdmin(SiteAdmin):
     list_filter = ("state",)
     list_select_related = ("requested_by",)
     fields = ("reference", "revision", "model_id", "host")
+    asked_by = name_without_link("requested_by")
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -512,11 +518,6 @@ class PullAdmin(SiteAdmin):
     @admin.display(description="fetched")
     def progress(self, pull: Pull) -> str:
         return f"{pull.have_bytes / pull.size_bytes:.0%}" if pull.size_bytes else "—"
-
-    @admin.display(description="requested by", ordering="requested_by")
-    def asked_by(self, pull: Pull) -> str:
-        """Return the name alone: Django links to the user, whom a few may see."""
-        return "—" if pull.requested_by is None else str(pull.requested_by)
 
     @admin.display(description="asked for", ordering="created_at")
     def created(self, pull: Pull) -> Any:

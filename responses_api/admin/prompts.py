@@ -21,6 +21,7 @@ from inference_site.core.admin_pages.base_admin import (
     SiteAdmin,
     TextField,
     id_of,
+    name_without_link,
     require_free_name,
 )
 from inference_site.core.admin_pages.labels import preview, time_label
@@ -84,6 +85,7 @@ class VersionInline(TabularInline):
     extra = 0
     fields = readonly_fields = ("number", "shown_time", "shown_author", "model", "shown_messages")
     verbose_name_plural = "versions"
+    shown_author = name_without_link("created_by")
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -100,11 +102,6 @@ class VersionInline(TabularInline):
     @admin.display(description="time")
     def shown_time(self, version: PromptVersion) -> str:
         return time_label(version.created_at)
-
-    @admin.display(description="created by")
-    def shown_author(self, version: PromptVersion) -> str:
-        """Return the name alone: Django links to the user, whom a few may see."""
-        return "—" if version.created_by is None else str(version.created_by)
 
     @admin.display(description="messages")
     def shown_messages(self, version: PromptVersion) -> str:

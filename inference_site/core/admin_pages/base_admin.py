@@ -18,7 +18,7 @@ import datetime as dt
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -493,6 +493,20 @@ class KeysetChangeList(ChangeList):
             return None
         other = _AFTER if parameter == _BEFORE else _BEFORE
         return str(self.get_query_string({parameter: id_, other: None}))
+
+
+def name_without_link(relation: str) -> Callable[[Any, Model], str]:
+    """Return a read-only field with the name of a related object, such as a user.
+
+    Django links to the page of the object, which a few may open.
+    """
+
+    @admin.display(description=relation.replace("_", " "), ordering=relation)
+    def shown(_: Any, record: Model) -> str:
+        related = getattr(record, relation)
+        return "—" if related is None else str(related)
+
+    return shown
 
 
 def id_of(text: str) -> int | None:
