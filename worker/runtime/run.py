@@ -481,7 +481,7 @@ class Run:
             sent = sent.beyond()
         if sent.next:
             self.stream.start_at(sent.next, loaded.texts if sent.frames else (), sent.frames)
-            opening += assembler.restart(sent, saved.state or None if saved else None)
+            opening += assembler.restart(sent, None if saved is None else saved.state)
         opening += assembler.begin()
         if saved is not None:
             assembler.feed(self._usage)
