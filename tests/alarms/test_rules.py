@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connection, connections, transaction
 from django.test import Client
 from django.utils import timezone
@@ -170,6 +172,12 @@ def test_requests_that_a_worker_found_invalid_are_no_errors_of_the_model(
     for _ in range(35):
         create_generation(api_key[0], status=Status.FAILED, finished_at=now, error_code=code)
     assert firing() == (["m"] if fires else [])
+
+
+def test_the_alert_of_prometheus_leaves_out_the_same_failures() -> None:
+    text = (settings.BASE_DIR / "deploy/prometheus/alerts.yml").read_text()
+    [left_out] = re.findall(r'failed",error_code!~"([^"]*)"', text)
+    assert sorted(left_out.split("|")) == sorted(evaluation._INVALID)
 
 
 def answered(key: ApiKey, wait_ms: float, since_claim_ms: float, **fields: Any) -> None:

@@ -65,6 +65,15 @@ class Site:
         """Send a message to the hub's channel."""
         await send_hint(self.hub.channel, streams)
 
+    async def resume_and_delete(self, response: StoredResponse, *, has_ended: bool) -> Follower:
+        """Add a reader of a stored response; then delete the response."""
+        follower = await sync_to_async(self.hub.resume)(
+            response.public_id, "response", has_ended=has_ended, is_stored=True
+        )
+        assert follower is not None
+        await sync_to_async(release_connection_after()(delete))(response)
+        return follower
+
     async def next(self, follower: Follower) -> list[Batch]:
         """Return what comes to the follower next."""
         async with asyncio.timeout(60):
@@ -340,11 +349,7 @@ def test_who_begins_to_read_what_is_deleted_at_that_moment_is_told_so_at_once(
 
     async def scenario(site: Site) -> None:
         await site.write(ended.public_id, Batch(0, sent, END) if has_ended else Batch(0, sent[:3]))
-        follower = await sync_to_async(site.hub.resume)(
-            ended.public_id, "response", has_ended=has_ended, is_stored=True
-        )
-        assert follower is not None
-        await sync_to_async(release_connection_after()(delete))(ended)
+        follower = await site.resume_and_delete(ended, has_ended=has_ended)
         await site.hub.read_on(follower)
         (last,) = await site.next(follower)
         assert last.ending is not None
@@ -363,11 +368,7 @@ def test_who_begins_to_read_what_is_deleted_before_its_worker_ends_the_log_is_to
     ended, sent = chain.settle(chain.accept("x"), TextDelta("a"), STOP)
 
     async def scenario(site: Site) -> None:
-        follower = await sync_to_async(site.hub.resume)(
-            ended.public_id, "response", has_ended=False, is_stored=True
-        )
-        assert follower is not None
-        await sync_to_async(release_connection_after()(delete))(ended)
+        follower = await site.resume_and_delete(ended, has_ended=False)
         await site.write(ended.public_id, Batch(2, sent[2:], END))
         await site.hub.read_on(follower)
         (last,) = await site.next(follower)
@@ -390,11 +391,7 @@ def test_who_begins_to_read_between_the_end_of_a_log_and_the_deletion_is_told_so
     Generation.objects.filter(public_id=ended.public_id).update(**over)
 
     async def scenario(site: Site) -> None:
-        follower = await sync_to_async(site.hub.resume)(
-            ended.public_id, "response", has_ended=False, is_stored=True
-        )
-        assert follower is not None
-        await sync_to_async(release_connection_after()(delete))(ended)
+        follower = await site.resume_and_delete(ended, has_ended=False)
         (last,) = await site.next(follower)
         assert last.ending is not None
         assert last.ending.status == 404
