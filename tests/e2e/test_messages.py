@@ -791,6 +791,40 @@ def test_tools_that_this_site_cannot_run_are_refused(
         assert message in refused.json()["error"]["message"]
 
 
+def test_files_have_anthropics_form_for_its_client(stack: ServedStack) -> None:
+    key = make_key(stack).secret
+    with anthropic.Anthropic(base_url=stack.url, api_key=key, max_retries=0) as claude:
+        made = [
+            claude.files.upload(file=(f"{name}.txt", b"Say yes.", "text/plain"))
+            for name in ("a", "b", "c")
+        ]
+        shown = claude.files.retrieve_metadata(made[0].id)
+        assert (shown.type, shown.filename, shown.mime_type) == ("file", "a.txt", "text/plain")
+        assert (shown.size_bytes, shown.expires_at) == (8, None)
+        assert abs(datetime.now(UTC) - shown.created_at) < timedelta(minutes=5)
+        newest = [file.id for file in reversed(made)]
+        assert [file.id for file in claude.files.list(limit=1)] == newest
+        for query, ids in (
+            ({"after_id": newest[0]}, newest[1:]),
+            ({"before_id": newest[1]}, newest[:1]),
+        ):
+            page = claude.get("/v1/files", cast_to=dict[str, Any], options={"params": query})
+            assert [file["id"] for file in page["data"]] == ids
+        brief = claude.files.upload(file=("d.txt", b"x"), expires_in_seconds=7200)
+        assert brief.expires_at is not None
+        assert brief.expires_at - brief.created_at == timedelta(hours=2)
+        source = {"type": "file", "file_id": made[0].id}
+        asked: Any = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+        assert claude.messages.create(**DEMO, messages=asked).content
+        assert claude.files.download(made[0].id).read() == b"Say yes."
+        claude.files.delete(made[0].id)
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            claude.files.retrieve_metadata(made[0].id)
+        assert caught.value.type == "not_found_error"
+        with pytest.raises(anthropic.BadRequestError, match="expires_in_seconds"):
+            claude.files.upload(file=("e.txt", b"x"), expires_in_seconds=1)
+
+
 def test_a_client_that_leaves_ends_its_run(stack: ServedStack, http: httpx.Client) -> None:
     body = {"model": "scripted", "max_tokens": 9000, "stream": True}
     said = {**body, "messages": [{"role": "user", "content": ENDLESS}]}
