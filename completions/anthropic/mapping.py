@@ -48,22 +48,40 @@ _BASH = {
         "restart": {"type": "boolean", "description": "Restart the shell instead."},
     },
 }
-_EDITOR = {
+_FILE_EDITS: Body = {
+    "file_text": {"type": "string", "description": "For create: the whole file."},
+    "old_str": {"type": "string", "description": "For str_replace: what is replaced."},
+    "new_str": {"type": "string", "description": "For str_replace: what takes its place."},
+    "insert_line": {"type": "integer", "description": "For insert: after which line."},
+    "insert_text": {"type": "string", "description": "For insert: the text."},
+    "view_range": {"type": "array", "items": {"type": "integer"}},
+}
+_EDITOR: Body = {
     "type": "object",
     "properties": {
         "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
         "path": {"type": "string"},
-        "file_text": {"type": "string", "description": "For create: the whole file."},
-        "old_str": {"type": "string", "description": "For str_replace: what is replaced."},
-        "new_str": {"type": "string", "description": "For str_replace: what takes its place."},
-        "insert_line": {"type": "integer", "description": "For insert: after which line."},
-        "insert_text": {"type": "string", "description": "For insert: the text."},
-        "view_range": {"type": "array", "items": {"type": "integer"}},
+        **_FILE_EDITS,
     },
     "required": ["command", "path"],
 }
+_MEMORY: Body = {
+    "type": "object",
+    "properties": {
+        "command": {
+            "type": "string",
+            "enum": ["view", "create", "str_replace", "insert", "delete", "rename"],
+        },
+        "path": {"type": "string", "description": "A file or folder below /memories."},
+        **_FILE_EDITS,
+        "old_path": {"type": "string", "description": "For rename: the path now."},
+        "new_path": {"type": "string", "description": "For rename: the path afterwards."},
+    },
+    "required": ["command"],
+}
 _CLIENT_TOOLS = {
     "bash_": ("Run a command in a bash shell that keeps its state.", _BASH),
+    "memory_": ("Keep notes for later conversations in files below /memories.", _MEMORY),
     "text_editor_": ("View, create and edit text files.", _EDITOR),
 }
 """Tools that Anthropic defines and the client runs, by how their types begin. Their schemas are not

@@ -5,6 +5,7 @@ Source: Anthropic's API reference, "Messages" (create, count tokens, streaming) 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,6 +28,7 @@ TextOr = Annotated[
 """A text, or a list of blocks."""
 
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+_FOREIGN_TOOLSET = r"^[a-z]{1,32}_toolset_[0-9]{8}$"
 
 
 class CacheControl(WireRequest):
@@ -156,8 +158,28 @@ class ToolReferenceBlock(_Block):
     tool_name: str
 
 
+class ForeignBlock(_Block):
+    """A block of what only Anthropic runs or makes. The model is not shown it."""
+
+    type: Literal[
+        "advisor_tool_result",
+        "bash_code_execution_tool_result",
+        "browser_state",
+        "code_execution_tool_result",
+        "compaction",
+        "container_upload",
+        "fallback",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "web_fetch_tool_result",
+    ]
+
+    def _ignored(self) -> Iterator[str]:
+        yield self.type
+
+
 ToolResultContent = Annotated[
-    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock,
+    TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock | ForeignBlock,
     Field(discriminator="type"),
 ]
 
@@ -260,23 +282,6 @@ class RedactedThinkingBlock(_Block):
     data: str
 
 
-class ForeignBlock(_Block):
-    """A block of what only Anthropic runs or makes. The model is not shown it."""
-
-    type: Literal[
-        "bash_code_execution_tool_result",
-        "code_execution_tool_result",
-        "compaction",
-        "container_upload",
-        "text_editor_code_execution_tool_result",
-        "tool_search_tool_result",
-        "web_fetch_tool_result",
-    ]
-
-    def _ignored(self) -> Iterator[str]:
-        yield self.type
-
-
 RequestBlock = Annotated[
     TextBlock
     | ImageBlock
@@ -357,17 +362,33 @@ class McpToolset(_Block):
     tools: list[ListedTool] | None = None
 
 
+class ForeignToolset(_Block):
+    """``tools[]`` of a type like ``browser_toolset_20260801``: several tools, without a name.
+
+    Only Anthropic's models know them.
+    """
+
+    type: Annotated[str, Field(pattern=_FOREIGN_TOOLSET)]
+    configs: Any = None
+
+    def _ignored(self) -> Iterator[str]:
+        yield self.type
+
+
 def _tool_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if kind == "mcp_toolset":
         return "toolset"
+    if re.fullmatch(_FOREIGN_TOOLSET, str(kind)):
+        return "foreign toolset"
     return "search" if str(kind).startswith("web_search_") else "tool"
 
 
 AnyTool = Annotated[
     Annotated[RequestTool, Tag("tool")]
     | Annotated[ServerSearchTool, Tag("search")]
-    | Annotated[McpToolset, Tag("toolset")],
+    | Annotated[McpToolset, Tag("toolset")]
+    | Annotated[ForeignToolset, Tag("foreign toolset")],
     Discriminator(_tool_kind),
 ]
 
@@ -403,11 +424,14 @@ class ToolChoice(WireRequest):
 
 
 class Thinking(WireRequest):
-    """``thinking``; ``budget_tokens`` is of the type ``enabled``."""
+    """``thinking``; ``budget_tokens`` is of the type ``enabled``.
+
+    A ``display`` of ``updates`` is answered like ``summarized``.
+    """
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
 
 class OutputFormat(WireRequest):

@@ -24,6 +24,7 @@ from rest_framework.response import Response
 
 from inference_site.accounts.rate_limits import count_request
 from inference_site.core.errors.api_errors import (
+    ANTHROPIC_VERSION,
     ConflictError,
     InvalidRequestError,
     PayloadTooLargeError,
@@ -94,6 +95,7 @@ class FileRequest(WireRequest):
 
     purpose: Purpose
     expires_after: FormExpiresAfter | None = None
+    expires_in_seconds: Annotated[int | None, Field(strict=False, ge=3600, le=2_592_000)] = None
 
 
 class FileForm(FileRequest):
@@ -149,6 +151,24 @@ class DeletedFile(WireObject):
     deleted: Literal[True] = True
 
 
+class AnthropicFile(WireObject):
+    """A file, for clients of Anthropic's API."""
+
+    type: Literal["file"] = "file"
+    id: str
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: dt.datetime
+    expires_at: dt.datetime | None
+
+
+class AnthropicFileList(ListObject[AnthropicFile]):
+    """The list for them; ``next_page`` is the ``page`` of the next request."""
+
+    next_page: str | None
+
+
 class UploadObject(WireObject):
     """An upload; ``file`` is set when it is completed."""
 
@@ -201,9 +221,9 @@ class FileFormView(ApiView):
 
 
 class FilesView(FileFormView):
-    """``/v1/files``."""
+    """``/v1/files``, in Anthropic's form for requests with its header of a version."""
 
-    @documented(answer=FileObject, form=FileForm)
+    @documented(answer=FileObject | AnthropicFile, form=FileForm)
     def post(self, request: Request) -> Response:
         """Upload a file.
 
@@ -213,6 +233,8 @@ class FilesView(FileFormView):
         """
         form: Any = request.data
         fields = {name: value for name, value in form.items() if name != "file"}
+        if ANTHROPIC_VERSION in request.headers:
+            fields.setdefault("purpose", "user_data")
         body, content = self.parse(FileRequest, fields), _file_of(form, "file")
         try:
             name = _file_name(content.name or "")
@@ -224,22 +246,27 @@ class FilesView(FileFormView):
             body.purpose,
             _CONTROL.sub("", content.content_type or "")[:255],
             content.size or 0,
-            body.expires_after.seconds if body.expires_after else None,
+            body.expires_after.seconds if body.expires_after else body.expires_in_seconds,
         )
         storage.store(file, cast(IO[bytes], content))
-        return Response(_wire_file(file).model_dump())
+        return Response(_shown(request, file))
 
-    @documented(answer=ListObject[FileObject], query=FilesQuery)
+    @documented(answer=ListObject[FileObject] | AnthropicFileList, query=FilesQuery)
     def get(self, request: Request) -> Response:
         """List the project's files."""
-        query = request.query_params
-        page = parse_page(query, "desc", _MAX_PAGE, _MAX_PAGE)
+        query, default = request.query_params.copy(), _MAX_PAGE
+        if is_anthropic := ANTHROPIC_VERSION in request.headers:
+            query["after"], default = query.get("page") or query.get("after_id", ""), 20
+            query["before"] = query.get("before_id", "")
+        page = parse_page(query, "desc", default, _MAX_PAGE, has_before=is_anthropic)
         rows = StoredFile.objects.readable(caller_of(request).project_id)
         if purpose := query.get("purpose"):
             rows = rows.filter(purpose=purpose)
         found = page.rows_by_age(rows, "file", caller_of(request).project_id, _PATH)
-        entries = [_wire_file(file).model_dump() for file in found]
-        return Response(list_object(entries, page))
+        listed = list_object([_shown(request, file) for file in found], page)
+        if is_anthropic:
+            listed["next_page"] = listed["last_id"] if listed["has_more"] else None
+        return Response(listed)
 
 
 class FileView(ApiView):
@@ -247,10 +274,10 @@ class FileView(ApiView):
 
     counts_writes = True
 
-    @documented(answer=FileObject)
+    @documented(answer=FileObject | AnthropicFile)
     def get(self, request: Request, file_id: str) -> Response:
         """Get a file's description."""
-        return Response(_wire_file(_file(request, file_id)).model_dump())
+        return Response(_shown(request, _file(request, file_id)))
 
     @documented(answer=DeletedFile)
     def delete(self, request: Request, file_id: str) -> Response:
@@ -498,6 +525,21 @@ def _requested_range(header: str, size: int) -> tuple[int, int] | None:
     if start >= size or start >= end:
         raise RangeError(headers={"Content-Range": f"bytes */{size}"})
     return start, end
+
+
+def _shown(request: Request, file: StoredFile) -> dict[str, Any]:
+    """Return the file in the form of the client's API."""
+    if ANTHROPIC_VERSION not in request.headers:
+        return _wire_file(file).model_dump()
+    shown = AnthropicFile(
+        id=file.public_id,
+        filename=file.filename,
+        mime_type=file.content_type or "application/octet-stream",
+        size_bytes=file.size_bytes,
+        created_at=file.created_at,
+        expires_at=file.expires_at,
+    )
+    return shown.model_dump(mode="json")
 
 
 def _wire_file(file: StoredFile) -> FileObject:

@@ -303,6 +303,8 @@ def test_thoughts_that_are_left_out_come_back_in_their_signature(
     shown = play(claude, *steps, tools=tools).content
     hidden = play(claude, *steps, **omitted).content
     assert (shown[0].thinking, hidden[0].thinking) == ("Oslo is in Norway.", "")
+    updates: Any = {"type": "adaptive", "display": "updates"}
+    assert play(claude, *steps, tools=tools, thinking=updates).content[0].thinking
     assert "Norway" not in hidden[0].signature
     events = list(play(claude, *steps, **omitted, stream=True))
     deltas = [event.delta.type for event in events if event.type == "content_block_delta"]
@@ -720,17 +722,22 @@ def test_what_claude_code_sends_is_taken(http: httpx.Client) -> None:
     assert sent[-1].startswith("event: message_stop")
 
 
-def test_tools_of_anthropics_are_shown_or_named(http: httpx.Client) -> None:
+@pytest.mark.parametrize(
+    ("type_", "name"), [("bash_20250124", "bash"), ("memory_20250818", "memory")]
+)
+def test_tools_of_anthropics_are_shown_or_named(http: httpx.Client, type_: str, name: str) -> None:
     tools = [
-        {"type": "bash_20250124", "name": "bash"},
+        {"type": type_, "name": name},
         {"type": "web_fetch_20250910", "name": "web_fetch"},
+        {"type": "browser_toolset_20260801", "configs": {"zoom": {"enabled": False}}},
     ]
-    forced = {"tool_choice": {"type": "tool", "name": "bash"}}
+    forced = {"tool_choice": {"type": "tool", "name": name}}
     answer = http.post("/v1/messages", json={**GREEDY, "messages": HELLO, "tools": tools, **forced})
     assert answer.status_code == 200, answer.text
     [use] = answer.json()["content"]
-    assert (use["type"], use["name"]) == ("tool_use", "bash")
-    assert "tools[].web_fetch_20250910" in answer.headers["x-unsupported-params"]
+    assert (use["type"], use["name"]) == ("tool_use", name)
+    named = answer.headers["x-unsupported-params"].replace(" ", "").split(",")
+    assert sorted(named) == ["tools[].browser_toolset_20260801", "tools[].web_fetch_20250910"]
 
 
 def test_blocks_of_tools_of_anthropics_are_left_out_and_named(http: httpx.Client) -> None:
@@ -740,16 +747,26 @@ def test_blocks_of_tools_of_anthropics_are_left_out_and_named(http: httpx.Client
         {"type": "server_tool_use", "id": call_id, "name": "web_fetch", "input": page},
         {"type": "web_fetch_tool_result", "tool_use_id": call_id, "content": page},
         {"type": "text", "text": "I cannot read it."},
+        {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+        {"type": "server_tool_use", "id": "srvtoolu_2", "name": "advisor", "input": {}},
+        {"type": "advisor_tool_result", "tool_use_id": "srvtoolu_2", "content": page},
+        {"type": "tool_use", "id": "toolu_1", "name": "browser_find", "input": {}},
     ]
+    shown = {"type": "browser_state", "tabs": [{"tab_id": "1", "title": "a", "url": "b"}]}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [shown]}
     upload = {"type": "container_upload", "file_id": "file_1"}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Read https://a.example/"}, upload]},
         {"role": "assistant", "content": answered},
+        {"role": "user", "content": [result]},
         *HELLO,
     ]
     answer = http.post("/v1/messages", json={**GREEDY, "messages": messages})
     assert answer.status_code == 200, answer.text
-    types = ("container_upload", "compaction", "web_fetch_tool_result")
+    types = (
+        *("container_upload", "compaction", "web_fetch_tool_result"),
+        *("fallback", "advisor_tool_result", "content[].browser_state"),
+    )
     names = ", ".join(f"messages[].content[].{type_}" for type_ in types)
     assert answer.headers["x-unsupported-params"].replace(",", ", ").replace("  ", " ") == names
 
@@ -772,6 +789,40 @@ def test_tools_that_this_site_cannot_run_are_refused(
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["type"] == "invalid_request_error"
         assert message in refused.json()["error"]["message"]
+
+
+def test_files_have_anthropics_form_for_its_client(stack: ServedStack) -> None:
+    key = make_key(stack).secret
+    with anthropic.Anthropic(base_url=stack.url, api_key=key, max_retries=0) as claude:
+        made = [
+            claude.files.upload(file=(f"{name}.txt", b"Say yes.", "text/plain"))
+            for name in ("a", "b", "c")
+        ]
+        shown = claude.files.retrieve_metadata(made[0].id)
+        assert (shown.type, shown.filename, shown.mime_type) == ("file", "a.txt", "text/plain")
+        assert (shown.size_bytes, shown.expires_at) == (8, None)
+        assert abs(datetime.now(UTC) - shown.created_at) < timedelta(minutes=5)
+        newest = [file.id for file in reversed(made)]
+        assert [file.id for file in claude.files.list(limit=1)] == newest
+        for query, ids in (
+            ({"after_id": newest[0]}, newest[1:]),
+            ({"before_id": newest[1]}, newest[:1]),
+        ):
+            page = claude.get("/v1/files", cast_to=dict[str, Any], options={"params": query})
+            assert [file["id"] for file in page["data"]] == ids
+        brief = claude.files.upload(file=("d.txt", b"x"), expires_in_seconds=7200)
+        assert brief.expires_at is not None
+        assert brief.expires_at - brief.created_at == timedelta(hours=2)
+        source = {"type": "file", "file_id": made[0].id}
+        asked: Any = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+        assert claude.messages.create(**DEMO, messages=asked).content
+        assert claude.files.download(made[0].id).read() == b"Say yes."
+        claude.files.delete(made[0].id)
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            claude.files.retrieve_metadata(made[0].id)
+        assert caught.value.type == "not_found_error"
+        with pytest.raises(anthropic.BadRequestError, match="expires_in_seconds"):
+            claude.files.upload(file=("e.txt", b"x"), expires_in_seconds=1)
 
 
 def test_a_client_that_leaves_ends_its_run(stack: ServedStack, http: httpx.Client) -> None:

@@ -70,10 +70,10 @@ def dotted(path: str) -> str:
 def speaks_anthropic(path: str, *, has_version: bool) -> bool:
     """Whether errors of requests to this path have Anthropic's form.
 
-    Models have both forms: Anthropic's for requests with the header of its version.
+    Models and files have both forms: Anthropic's for requests with the header of its version.
     """
-    is_models = has_version and (path == "/v1/models" or path.startswith("/v1/models/"))
-    return is_models or path == "/v1/messages" or path.startswith("/v1/messages/")
+    lists = ("/v1/models", "/v1/files") if has_version else ()
+    return any(path == one or path.startswith(f"{one}/") for one in ("/v1/messages", *lists))
 
 
 class ApiError(Exception):
