@@ -7,6 +7,7 @@ the same name. So an imported file waits until a worker indexes it, like one tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
@@ -14,10 +15,12 @@ from django.db import connection, transaction
 from pydantic import AwareDatetime, Field, model_validator
 
 from inference_site.accounts.keys import key_of_imports
+from inference_site.core.errors.api_errors import UnavailableError
 from inference_site.core.transfer import FILES_FOLDER, Id, ObjectLine, Refused, each, known_ids
 from inference_site.files.models import StoredFile
 from inference_site.gateway.request_fields.wire import Metadata
 from inference_site.vector_stores.models import IndexingStatus, VectorStore, VectorStoreFile
+from inference_site.vector_stores.search import require_pgvector
 from inference_site.vector_stores.wire import Attributes, StaticChunks
 
 _BATCH = 200
@@ -98,6 +101,8 @@ def import_lines(project_id: int, kind: str, lines: Sequence[ObjectLine], folder
 
 
 def _import_stores(project_id: int, lines: Sequence[VectorStoreLine]) -> int:
+    with suppress(UnavailableError):  # It is logged: without pgvector all else can be imported.
+        require_pgvector()
     known = known_ids(VectorStore, project_id, [line.id for line in lines])
     with connection.cursor() as cursor:
         cursor.execute(_LANGUAGES)

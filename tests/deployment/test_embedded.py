@@ -178,6 +178,27 @@ def test_postgresql_starts_beside_what_a_power_cut_has_left(
         other.wait()
 
 
+def test_postgresql_starts_again_beside_the_lock_of_its_socket(
+    long_directory: Path, postgres_url: str
+) -> None:
+    """It names a process that has ended and is not reaped yet, or another since a power cut."""
+    server = EmbeddedPostgres(long_directory)
+    url = server.start()
+    server.stop()
+    owner = _owner(long_directory / "postgres")
+    other = subprocess.Popen(["/bin/sleep", "600"], user=owner, cwd="/")
+    try:
+        lock = Path(url.rpartition("?host=")[2]) / ".s.PGSQL.5432.lock"
+        lock.write_text(f"{other.pid}\n{long_directory}\n1\n5432\n{lock.parent}\n")
+        shutil.chown(lock, owner)
+        assert server.restart_if_dead()
+        psycopg.connect(url).close()
+        assert other.poll() is None, "it got a signal for PostgreSQL"
+    finally:
+        other.kill()
+        other.wait()
+
+
 def _owner(path: Path) -> int:
     return path.stat().st_uid
 

@@ -14,6 +14,7 @@ import openai
 import psutil
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
 from django.utils import timezone
 from docx import Document
 
@@ -219,20 +220,35 @@ def test_a_changed_export_reaches_no_other_project_and_stops_no_worker(
     assert not VectorStoreFile.objects.exists()
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_store_of_an_unknown_language_is_not_imported(project: Project) -> None:
-    line = transfer.VectorStoreLine(
+def store_line(language: str) -> transfer.VectorStoreLine:
+    return transfer.VectorStoreLine(
         id="vs_1",
         name="",
         description="",
         embedding_model="m",
-        language="klingon",
+        language=language,
         metadata={},
         expires_after_days=None,
         created_at=timezone.now(),
         last_active_at=timezone.now(),
         expires_at=None,
     )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_store_of_an_unknown_language_is_not_imported(project: Project) -> None:
+    line = store_line("klingon")
     with pytest.raises(Refused, match="no text search configuration klingon"):
         transfer.import_lines(project.pk, line.kind, [line], Path())
     assert not VectorStore.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_first_store_of_a_site_may_be_an_imported_one(project: Project) -> None:
+    """Workers cannot index its files before the extension is there."""
+    with connection.cursor() as cursor:
+        cursor.execute("DROP EXTENSION IF EXISTS vector CASCADE")
+        line = store_line("simple")
+        assert transfer.import_lines(project.pk, line.kind, [line], Path()) == 1
+        cursor.execute("SELECT to_regtype('halfvec')::text")
+        assert cursor.fetchone() == ("halfvec",)

@@ -147,20 +147,22 @@ class EmbeddedPostgres:
     def _run(self) -> None:
         """Start the server, or keep one that an earlier, killed supervisor started."""
         if self._is_running():
-            socket_dir = Path(self._pid_file.read_text().splitlines()[4])
-            if _is_private_directory(socket_dir):
-                self._socket_dir = socket_dir
+            used_dir = Path(self._pid_file.read_text().splitlines()[4])
+            if _is_private_directory(used_dir):
+                self._socket_dir = used_dir
                 self._control("reload")
                 return
             self._control("stop", "--mode=fast")
-        # After a power cut it may be empty, or name another process: PostgreSQL would not start.
-        self._pid_file.unlink(missing_ok=True)
         # A restarted server keeps its address, because other processes have it.
-        if not _is_private_directory(self._socket_dir):
-            self._socket_dir = socket_directory(
-                self._dir, _POSTGRES_SOCKET, self._dir.stat().st_uid
-            )
-        quoted = shlex.quote(f'"{self._socket_dir}"')  # For the shell, and for PostgreSQL's list.
+        socket_dir = self._socket_dir
+        if socket_dir is None or not _is_private_directory(socket_dir):
+            socket_dir = socket_directory(self._dir, _POSTGRES_SOCKET, self._dir.stat().st_uid)
+        self._socket_dir = socket_dir
+        # PostgreSQL would not start: after a power cut these may be empty, or name another process,
+        # and the process that they name may have ended without being reaped.
+        self._pid_file.unlink(missing_ok=True)
+        (socket_dir / f"{_POSTGRES_SOCKET}.lock").unlink(missing_ok=True)
+        quoted = shlex.quote(f'"{socket_dir}"')  # For the shell, and for PostgreSQL's list.
         self._control("start", "-o", f'-h "" -k {quoted}', "-l", str(self._dir / "log"))
 
     def _control(self, *arguments: str) -> None:
@@ -189,10 +191,8 @@ class EmbeddedPostgres:
             return False
 
 
-def _is_private_directory(directory: Path | None) -> bool:
-    if directory is None or not directory.is_dir():
-        return False
-    return not stat.S_IMODE(directory.stat().st_mode) & 0o077
+def _is_private_directory(directory: Path) -> bool:
+    return directory.is_dir() and not stat.S_IMODE(directory.stat().st_mode) & 0o077
 
 
 def _import_quietly(module: str) -> Any:
