@@ -49,8 +49,6 @@ class WakeUpConsumer(bootsteps.StartStopStep):
     def __init__(self, parent: Any, runtime: Runtime, **options: Any) -> None:
         super().__init__(parent, **options)
         self._runtime, self._consumer = runtime, parent
-        self._threads = runtime.threads
-        """For how many threads of its models the pool is large enough."""
         self._own = own_queue(runtime.id)
         self._watch = LoopWatch(parent, runtime, self._reopen)
         signals.task_received.connect(self._reserve_slot, sender=parent)
@@ -88,7 +86,6 @@ class WakeUpConsumer(bootsteps.StartStopStep):
         consumer = self._consumer.task_consumer
         if consumer is None:  # The connection is lost; ``start`` is called with the next one.
             return False
-        self._widen_pool()
         wanted = {queue_name(model) for model in self._runtime.open_models()}
         wanted |= {self._own} if wanted else set()
         consumed = {queue.name for queue in consumer.queues}
@@ -98,19 +95,6 @@ class WakeUpConsumer(bootsteps.StartStopStep):
             app.amqp.queues.add(queue_named(name))
             self._consumer.add_task_queue(name)
         return bool(wanted - consumed)
-
-    def _widen_pool(self) -> None:
-        """Add the threads of models that were loaded later; Celery does not grow pools of threads.
-
-        Without them, the wake-ups of all models would wait for the runs of an engine that blocks.
-        """
-        more = self._runtime.threads - self._threads
-        if more > 0:
-            self._threads += more
-            pool = self._consumer.pool
-            pool.limit += more
-            pool.executor._max_workers = pool.limit  # It starts threads up to this.
-            self._consumer._update_prefetch_count(more)
 
 
 class LoopWatch:

@@ -35,7 +35,6 @@ class Models:
         self.id = new_id("host:")
         self.on_change: Callable[[], None] = lambda: None
         self.free = free
-        self.threads = 0  # The one of the pool is enough for them.
         self.received: list[str] = []
 
     def open_models(self) -> list[str]:
@@ -188,28 +187,6 @@ def test_a_model_that_opens_is_read_at_once_though_the_worker_waits_for_others(
         wait_until(lambda turn=turn: len(reader.received) == turn)  # type: ignore[misc]
     assert reader.received == [other] * 10
     assert broker_client().llen(own_queue(reader.models.id)) == 0
-
-
-def test_a_model_that_was_loaded_later_has_threads_for_all_its_slots(
-    worker: Start, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = worker(**{model: 0})
-    all_run, ended = threading.Barrier(5), threading.Event()
-
-    def serve(_: str) -> None:
-        """A run of an engine that blocks."""
-        all_run.wait(60)
-        ended.wait(60)
-
-    monkeypatch.setattr(tasks, "current_runtime", lambda: SimpleNamespace(serve=serve))
-    reader.models.threads = 4
-    reader.models.set(model, 4)
-    for _ in range(4):
-        send_wake_up(model)
-    try:
-        all_run.wait(60)
-    finally:
-        ended.set()
 
 
 def test_a_wake_up_that_comes_for_a_queue_just_left_goes_back_to_it(
