@@ -20,14 +20,19 @@ from django.db import IntegrityError
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
-from inference_site.core.errors.api_errors import FileStorageError
+from inference_site.core.errors.api_errors import FileStorageError, NotFoundError
 from inference_site.core.storage.old_rows import delete_in_batches, old_ids, old_ids_among
-from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
-from inference_site.files.models import StoredFile, Upload
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
+from inference_site.files.models import FileState, StoredFile, Upload
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE = (FileStorageError,)
+
+class FileDeleted(NotFoundError):
+    """The file was deleted after its row had been read."""
+
+
+UNAVAILABLE = (FileStorageError, FileDeleted)
 """What ``read`` raises, for a worker, which knows no errors of the API."""
 
 STORING_TIMEOUT = dt.timedelta(hours=1)
@@ -99,14 +104,21 @@ def _erase(file: StoredFile) -> None:
 def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield the bytes from ``start`` to before ``end``. Opens the content at the first ``next``.
 
-    Raise FileStorageError if it cannot be read.
+    Raise FileStorageError if it cannot be read, FileDeleted if it was deleted meanwhile.
     """
     end = file.size_bytes if end is None else end
     left = end - start
     with _storage_errors():
-        for chunk in _chunks(file.key, start, end) if left > 0 else ():
-            left -= len(chunk)
-            yield chunk
+        try:
+            for chunk in _chunks(file.key, start, end) if left > 0 else ():
+                left -= len(chunk)
+                yield chunk
+        except Exception as exc:
+            with release_connection_after():
+                ready = StoredFile.objects.filter(pk=file.pk, state=FileState.READY)
+                if ready.exclude(expires_at__lte=timezone.now()).exists():
+                    raise
+            raise FileDeleted(f"No such File object: {file.public_id}", param="id") from exc
     if left > 0:
         raise FileStorageError("A part of the file is missing.")
 
@@ -182,7 +194,7 @@ def _storage_errors() -> Iterator[Any]:
     """Raise FileStorageError for an error of the storage, which may have any type."""
     try:
         yield
-    except FileStorageError:
+    except UNAVAILABLE:
         raise
     except Exception as exc:
         logger.exception("the storage of files failed")

@@ -351,7 +351,6 @@ class UploadCompleteView(ApiView):
         """Join the parts of an upload, in the order of `part_ids`, to a file."""
         body, upload = self.parse(CompleteRequest, request.data), _upload(request, upload_id)
         _require_pending(upload)
-        parts = _parts(upload, body)
         stale_before = timezone.now() - _COMPLETING_TIMEOUT
         if not Upload.objects.begin_completing(upload, stale_before):
             upload.refresh_from_db()
@@ -366,6 +365,8 @@ class UploadCompleteView(ApiView):
             upload.lifetime_s,
         )
         try:
+            # Here, as the parts are deleted when another request ends the upload.
+            parts = _parts(upload, body)
             with temporary_file_errors(), new_temporary_file() as joined:
                 digest = hashlib.md5(usedforsecurity=False)
                 for part in parts:
