@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -52,10 +52,12 @@ def store(
     has_quota: bool = True,
     completes: Upload | None = None,
     dates: Mapping[str, dt.datetime | None] | None = None,
+    also: Callable[[], None] | None = None,
 ) -> None:
     """Store a new file with its content, and complete the upload in the moment it can be read.
 
-    It has the ``dates`` from that moment on: ``prune`` deletes what is old or has expired.
+    It has the ``dates`` from that moment on: ``prune`` deletes what is old or has expired. ``also``
+    is called in the transaction of that moment; if it raises, the file stays hidden.
 
     Raise InvalidRequestError beyond the project's quota, unless the site itself makes the file, and
     FileStorageError if it cannot be stored, or the upload has ended; then nothing is left of it.
@@ -75,7 +77,7 @@ def store(
         delete([file])
         raise
     # PostgreSQL may fail and have committed this; if it has not, ``prune`` deletes the file.
-    is_ready = StoredFile.objects.make_ready(file, completes, dates or {})
+    is_ready = StoredFile.objects.make_ready(file, completes, dates or {}, also)
     if not is_ready:  # It took more than an hour, or the upload was cancelled.
         delete([file])
         raise FileStorageError("The file was stored too slowly.")

@@ -49,6 +49,8 @@ from inference_site.gateway.api.paging import PageQuery, keep_position, list_obj
 from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.idempotency.models import KeyLocked, KeyTaken
+from inference_site.gateway.idempotency.requests import answered_with, claim_of
 from inference_site.runs.queue import new_id
 
 _UPLOAD_LIFETIME = dt.timedelta(hours=1)
@@ -226,8 +228,7 @@ class FilesView(FileFormView):
             content.size or 0,
             body.expires_after.seconds if body.expires_after else None,
         )
-        storage.store(file, cast(IO[bytes], content))
-        return Response(_wire_file(file).model_dump())
+        return _store(request, file, content, _wire_file(file))
 
     @documented(answer=ListObject[FileObject], query=FilesQuery)
     def get(self, request: Request) -> Response:
@@ -334,13 +335,12 @@ class UploadPartsView(FileFormView):
         if size > settings.MAX_PART_BYTES:
             raise PayloadTooLargeError(f"A part may have at most {settings.MAX_PART_BYTES} bytes.")
         part = _new_file(upload.project_id, upload.filename, upload.purpose, "", size, None, upload)
-        storage.store(part, cast(IO[bytes], content))
         answer = UploadPartObject(
             id=part.public_id,
             created_at=int(part.created_at.timestamp()),
             upload_id=upload.public_id,
         )
-        return Response(answer.model_dump())
+        return _store(request, part, content, answer)
 
 
 class UploadCompleteView(ApiView):
@@ -413,6 +413,20 @@ def _file_of(form: Any, name: str) -> UploadedFile[Any]:
             f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
         )
     return content
+
+
+def _store(
+    request: Request, file: StoredFile, content: UploadedFile[Any], stored: WireObject
+) -> Response:
+    """Store a file, with the row of its idempotency key; return the answer, which is ``stored``."""
+    answer, claim = Response(stored.model_dump()), claim_of(request)
+    write = None if claim is None else answered_with(claim, answer).write
+    try:
+        storage.store(file, cast(IO[bytes], content), also=write)
+    except (KeyTaken, KeyLocked):  # The same request has stored another file.
+        storage.delete([file])
+        raise
+    return answer
 
 
 def _new_file(
