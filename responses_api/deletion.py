@@ -239,8 +239,8 @@ def forget(
     added = Q(response=None, conversation__in=conversation_pks)
     with transaction.atomic():  # Rows are read in pieces only in a transaction.
         for item in Item.objects.filter(Q(response__in=pks) | added).iterator(_BATCH):
-            item.data = _without_content(item.data)
-            item.save(update_fields=["data"])
+            # Its client may delete it now.
+            Item.objects.filter(pk=item.pk).update(data=_without_content(item.data))
     kept = StoredResponse.objects.filter(pk__in=pks)
     kept.update(request={}, metadata={}, error=None, deltas=None)
     Conversation.objects.filter(pk__in=conversation_pks).update(metadata={})

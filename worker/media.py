@@ -241,10 +241,14 @@ def _read_file(part: FilePart, project_id: int, allowance: Allowance) -> Part:
     else:
         with release_connection_after():
             file = StoredFile.objects.readable(project_id).filter(public_id=part.file_id).first()
+        deleted = TextPart(f"[The file {part.file_id} was deleted.]")
         if file is None:
-            return TextPart(f"[The file {part.file_id} was deleted.]")
+            return deleted
         allowance.take_bytes(file.size_bytes)
-        name, content = file.filename, b"".join(storage.read(file))
+        try:
+            name, content = file.filename, b"".join(storage.read(file))
+        except storage.FileDeleted:
+            return deleted
     # Most of what has a URL is HTML, in any encoding. The formats of images have null bytes.
     is_page = part.url is not None and b"\0" not in content[:_SNIFFED]
     if is_page or content.startswith(_DOCUMENTS):

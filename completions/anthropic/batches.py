@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from django.conf import settings
@@ -35,6 +36,8 @@ from inference_site.gateway.api.schema import documented
 from inference_site.runs.queue import new_id
 
 _WINDOW_S = 86_400
+_MOST_NAMES = 100
+"""How many names of models are looked up to find the first that exists."""
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _PATH = "messages/batches"
 _MEDIA_TYPE = "application/x-jsonl"
@@ -130,13 +133,11 @@ class MessageBatchesView(MessagesApiView):
                 message = f"Invalid '{param}': an earlier request has the same."
                 raise InvalidRequestError(message, param=param)
             seen.add(each.custom_id)
-        named = body.requests[0].params.get("model")
-        spec = catalogue().named(named) if isinstance(named, str) else None
         batch = Batch(
             public_id=new_id("msgbatch_"),
             dialect=ANTHROPIC,
             endpoint="/v1/messages",
-            model="" if spec is None else spec.id,
+            model=_first_model(body.requests),
             window_s=_WINDOW_S,
             status=BatchStatus.IN_PROGRESS,
             total=len(body.requests),
@@ -227,6 +228,17 @@ class MessageBatchResultsView(MessagesApiView):
             content_type=_MEDIA_TYPE,
             headers={"Content-Length": str(file.size_bytes)},
         )
+
+
+def _first_model(requests: list[BatchedRequest]) -> str:
+    """Return the id of the first model or route that requests name and the catalogue has, or "".
+
+    Its slots decide how many requests are in the queue; without a model, it is one at a time.
+    """
+    given = (request.params.get("model") for request in requests)
+    names = dict.fromkeys(name for name in given if isinstance(name, str))
+    found = map(catalogue().named, islice(names, _MOST_NAMES))
+    return next((spec.id for spec in found if spec is not None), "")
 
 
 def _find(request: Request, message_batch_id: str) -> Batch:

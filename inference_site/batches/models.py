@@ -83,6 +83,10 @@ ENDED = frozenset(
 )
 
 
+def _no_batch(public_id: str) -> NotFoundError:
+    return NotFoundError(f"No such batch: {public_id[:100]}", param="batch_id")
+
+
 class BatchQuerySet(models.QuerySet["Batch"]):
     """Queries and status changes of batches."""
 
@@ -94,7 +98,7 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         """Return a batch. Raise NotFoundError for an unknown one and another project's."""
         found = self.of(project_id, dialect).filter(public_id=public_id).first()
         if found is None:
-            raise NotFoundError(f"No such batch: {public_id[:100]}", param="batch_id")
+            raise _no_batch(public_id)
         return found
 
     def open(self) -> BatchQuerySet:
@@ -169,11 +173,17 @@ class BatchQuerySet(models.QuerySet["Batch"]):
         going_on.update(rate=rate, **counts)
 
     def cancel(self, batch: Batch) -> None:
-        """Cancel a batch; one that has ended, is being finalized or cancelled stays as it is."""
+        """Cancel a batch; one that has ended, is being finalized or cancelled stays as it is.
+
+        Raise NotFoundError for one that has ended and was deleted since it was read.
+        """
         while batch.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS):
             if self.move(batch, BatchStatus.CANCELLING, ends_as=BatchStatus.CANCELLED):
                 return
-            batch.refresh_from_db()
+            try:
+                batch.refresh_from_db()
+            except Batch.DoesNotExist as exc:
+                raise _no_batch(batch.public_id) from exc
 
 
 class Batch(models.Model):

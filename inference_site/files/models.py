@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from django.db import connection, models, transaction
 from django.db.models import Count, Q, Sum
@@ -83,14 +83,20 @@ class StoredFileQuerySet(models.QuerySet["StoredFile"]):
             file.save(force_insert=True)
 
     def make_ready(
-        self, file: StoredFile, upload: Upload | None, dates: Mapping[str, dt.datetime | None]
+        self,
+        file: StoredFile,
+        upload: Upload | None,
+        dates: Mapping[str, dt.datetime | None],
+        also: Callable[[], None] | None = None,
     ) -> bool:
-        """Show a file whose content is stored, and complete its upload, both or neither.
+        """Show a file whose content is stored, complete its upload and call ``also``, all or none.
 
         False if the file was deleted, or the upload has ended, meanwhile.
         """
         storing = self.filter(pk=file.pk, state=FileState.STORING)
         with transaction.atomic():
+            if also is not None:
+                also()
             if upload is not None and not Upload.objects.complete(upload, file):
                 return False
             is_ready = bool(storing.update(state=FileState.READY, **dates))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -20,14 +20,19 @@ from django.db import IntegrityError
 from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
-from inference_site.core.errors.api_errors import FileStorageError
+from inference_site.core.errors.api_errors import FileStorageError, NotFoundError
 from inference_site.core.storage.old_rows import delete_in_batches, old_ids, old_ids_among
-from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
-from inference_site.files.models import StoredFile, Upload
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
+from inference_site.files.models import FileState, StoredFile, Upload
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE = (FileStorageError,)
+
+class FileDeleted(NotFoundError):
+    """The file was deleted after its row had been read."""
+
+
+UNAVAILABLE = (FileStorageError, FileDeleted)
 """What ``read`` raises, for a worker, which knows no errors of the API."""
 
 STORING_TIMEOUT = dt.timedelta(hours=1)
@@ -47,10 +52,12 @@ def store(
     has_quota: bool = True,
     completes: Upload | None = None,
     dates: Mapping[str, dt.datetime | None] | None = None,
+    also: Callable[[], None] | None = None,
 ) -> None:
     """Store a new file with its content, and complete the upload in the moment it can be read.
 
-    It has the ``dates`` from that moment on: ``prune`` deletes what is old or has expired.
+    It has the ``dates`` from that moment on: ``prune`` deletes what is old or has expired. ``also``
+    is called in the transaction of that moment; if it raises, the file stays hidden.
 
     Raise InvalidRequestError beyond the project's quota, unless the site itself makes the file, and
     FileStorageError if it cannot be stored, or the upload has ended; then nothing is left of it.
@@ -70,7 +77,7 @@ def store(
         delete([file])
         raise
     # PostgreSQL may fail and have committed this; if it has not, ``prune`` deletes the file.
-    is_ready = StoredFile.objects.make_ready(file, completes, dates or {})
+    is_ready = StoredFile.objects.make_ready(file, completes, dates or {}, also)
     if not is_ready:  # It took more than an hour, or the upload was cancelled.
         delete([file])
         raise FileStorageError("The file was stored too slowly.")
@@ -99,14 +106,21 @@ def _erase(file: StoredFile) -> None:
 def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield the bytes from ``start`` to before ``end``. Opens the content at the first ``next``.
 
-    Raise FileStorageError if it cannot be read.
+    Raise FileStorageError if it cannot be read, FileDeleted if it was deleted meanwhile.
     """
     end = file.size_bytes if end is None else end
     left = end - start
     with _storage_errors():
-        for chunk in _chunks(file.key, start, end) if left > 0 else ():
-            left -= len(chunk)
-            yield chunk
+        try:
+            for chunk in _chunks(file.key, start, end) if left > 0 else ():
+                left -= len(chunk)
+                yield chunk
+        except Exception as exc:
+            with release_connection_after():
+                ready = StoredFile.objects.filter(pk=file.pk, state=FileState.READY)
+                if ready.exclude(expires_at__lte=timezone.now()).exists():
+                    raise
+            raise FileDeleted(f"No such File object: {file.public_id}", param="id") from exc
     if left > 0:
         raise FileStorageError("A part of the file is missing.")
 
@@ -182,7 +196,7 @@ def _storage_errors() -> Iterator[Any]:
     """Raise FileStorageError for an error of the storage, which may have any type."""
     try:
         yield
-    except FileStorageError:
+    except UNAVAILABLE:
         raise
     except Exception as exc:
         logger.exception("the storage of files failed")

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, cast
 
 from pydantic import AwareDatetime, Field
 
-from inference_site.core.errors.api_errors import FileStorageError
 from inference_site.core.transfer import FILES_FOLDER, ObjectLine, Refused, each, known_ids
 from inference_site.files import storage
 from inference_site.files.models import FilePurpose, FileState, StoredFile
@@ -45,7 +44,7 @@ def export_lines(project_id: int, folder: Path) -> Iterator[FileLine]:
                 for chunk in storage.read(file):
                     digest.update(chunk)
                     content.write(chunk)
-        except FileStorageError:
+        except storage.UNAVAILABLE:
             path.unlink()
             if StoredFile.objects.readable(project_id).filter(pk=file.pk).exists():
                 raise

@@ -50,6 +50,8 @@ from inference_site.gateway.api.paging import PageQuery, keep_position, list_obj
 from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
+from inference_site.gateway.idempotency.models import KeyLocked, KeyTaken
+from inference_site.gateway.idempotency.requests import answered_with, claim_of
 from inference_site.runs.queue import new_id
 
 _UPLOAD_LIFETIME = dt.timedelta(hours=1)
@@ -248,8 +250,7 @@ class FilesView(FileFormView):
             content.size or 0,
             body.expires_after.seconds if body.expires_after else body.expires_in_seconds,
         )
-        storage.store(file, cast(IO[bytes], content))
-        return Response(_shown(request, file))
+        return _store(request, file, content, _shown(request, file))
 
     @documented(answer=ListObject[FileObject] | AnthropicFileList, query=FilesQuery)
     def get(self, request: Request) -> Response:
@@ -361,13 +362,12 @@ class UploadPartsView(FileFormView):
         if size > settings.MAX_PART_BYTES:
             raise PayloadTooLargeError(f"A part may have at most {settings.MAX_PART_BYTES} bytes.")
         part = _new_file(upload.project_id, upload.filename, upload.purpose, "", size, None, upload)
-        storage.store(part, cast(IO[bytes], content))
         answer = UploadPartObject(
             id=part.public_id,
             created_at=int(part.created_at.timestamp()),
             upload_id=upload.public_id,
         )
-        return Response(answer.model_dump())
+        return _store(request, part, content, answer.model_dump())
 
 
 class UploadCompleteView(ApiView):
@@ -378,7 +378,6 @@ class UploadCompleteView(ApiView):
         """Join the parts of an upload, in the order of `part_ids`, to a file."""
         body, upload = self.parse(CompleteRequest, request.data), _upload(request, upload_id)
         _require_pending(upload)
-        parts = _parts(upload, body)
         stale_before = timezone.now() - _COMPLETING_TIMEOUT
         if not Upload.objects.begin_completing(upload, stale_before):
             upload.refresh_from_db()
@@ -393,6 +392,8 @@ class UploadCompleteView(ApiView):
             upload.lifetime_s,
         )
         try:
+            # Here, as the parts are deleted when another request ends the upload.
+            parts = _parts(upload, body)
             with temporary_file_errors(), new_temporary_file() as joined:
                 digest = hashlib.md5(usedforsecurity=False)
                 for part in parts:
@@ -439,6 +440,20 @@ def _file_of(form: Any, name: str) -> UploadedFile[Any]:
             f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter"
         )
     return content
+
+
+def _store(
+    request: Request, file: StoredFile, content: UploadedFile[Any], body: dict[str, Any]
+) -> Response:
+    """Store a file, with the row of its idempotency key; return the answer with this body."""
+    answer, claim = Response(body), claim_of(request)
+    write = None if claim is None else answered_with(claim, answer).write
+    try:
+        storage.store(file, cast(IO[bytes], content), also=write)
+    except (KeyTaken, KeyLocked):  # The same request has stored another file.
+        storage.delete([file])
+        raise
+    return answer
 
 
 def _new_file(

@@ -149,7 +149,10 @@ class VectorStoreView(ApiView):
             store.last_active_at = timezone.now()
             store.expires_at = store.expiry(store.last_active_at)
             changed += ["expires_after_days", "last_active_at", "expires_at"]
-        store.save(update_fields=changed)  # Another request may change other fields now.
+        # Another request may change other fields now, or delete the store.
+        rows = VectorStore.objects.of(store.project_id).filter(pk=store.pk)
+        if changed and not rows.update(**{name: getattr(store, name) for name in changed}):
+            _store(request, vector_store_id)  # Raises NotFoundError.
         return Response(_wire_stores([store])[0].model_dump())
 
     @documented(answer=DeletedStore)

@@ -114,12 +114,14 @@ class ConversationItemView(ApiView):
     @documented(answer=objects.Conversation)
     def delete(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Remove an item from the conversation; return the conversation."""
+        conversation = _find(request, conversation_id)
+        item = _find_item(conversation, item_id)
+        # Before it is gone for a reader of the list, and before others wait for the conversation.
+        position = item.conversation_position
+        keep_position(conversation.project_id, items_path(conversation), item_id, position)
         with transaction.atomic():
             conversation = _find(request, conversation_id, lock=True)
-            item = _find_item(conversation, item_id)
-            position = item.conversation_position
-            remove_item(item)
-        keep_position(conversation.project_id, items_path(conversation), item_id, position)
+            remove_item(_find_item(conversation, item_id))
         return Response(_conversation_object(conversation))
 
 

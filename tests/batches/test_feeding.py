@@ -10,13 +10,21 @@ from typing import Any
 
 import orjson
 import pytest
+from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.keys import revoke_key
 from inference_site.accounts.models import ApiKey
 from inference_site.batches import feeding
 from inference_site.batches.feeding import Feeder
-from inference_site.batches.models import ANTHROPIC, Batch, BatchLine, BatchStatus, LineState
+from inference_site.batches.models import (
+    ANTHROPIC,
+    Batch,
+    BatchLine,
+    BatchQuerySet,
+    BatchStatus,
+    LineState,
+)
 from inference_site.batches.requests import new_line
 from inference_site.catalogue.fleet.leases import (
     Lease,
@@ -205,3 +213,39 @@ def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
     lines = batch.lines.order_by("number")
     assert [line.state for line in lines] == ["pending", "running", "pending"]
     assert lines[0].resume_at is not None
+
+
+def test_a_batch_that_ends_and_is_deleted_while_it_is_cancelled_is_not_found(
+    api_key: Key, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a 500."""
+    batch = batch_of_messages(api_key[0], "demo")
+
+    def end_meanwhile(*_: Any, **__: Any) -> bool:
+        batch.delete()
+        return False
+
+    monkeypatch.setattr(BatchQuerySet, "move", end_meanwhile)
+    client = Client(headers={"x-api-key": api_key[1]})
+    answer = client.post(f"/v1/messages/batches/{batch}/cancel")
+    assert answer.status_code == 404, answer.content
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+def test_a_batch_whose_first_request_names_no_model_is_not_run_one_request_at_a_time(
+    api_key: Key, worker: str
+) -> None:
+    """A request ran a second, however many slots the model of the others had."""
+    said = [{"role": "user", "content": "Hi"}]
+    requests = [
+        {"custom_id": id_, "params": {"model": name, "max_tokens": 5, "messages": said}}
+        for id_, name in [("a", "missing"), ("b", None), *((c, "demo-memory") for c in "cdef")]
+    ]
+    client = Client(headers={"x-api-key": api_key[1]})
+    url = "/v1/messages/batches"
+    answer = client.post(url, {"requests": requests}, content_type="application/json")
+    assert answer.status_code == 200, answer.content
+    serve(worker, slots=4)
+    Feeder().feed()
+    states = BatchLine.objects.order_by("number").values_list("state", flat=True)
+    assert [*states] == ["ended"] * 2 + ["running"] * 4

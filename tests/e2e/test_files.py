@@ -9,17 +9,21 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
+import psycopg
 import pytest
 
+from inference_site.files.models import _QUOTA_LOCK
 from tests.e2e.conftest import MAX_FILE_BYTES
 from tests.e2e.keys import make_key
 from tests.images import encoded
 from tests.served_stack import ServedStack
 from tests.upstream_server import UpstreamServer
+from tests.waiting import WAITING_FOR_LOCKS, wait_until
 
 HOUR = {"anchor": "created_at", "seconds": 3600}
 RED = encoded("PNG")
@@ -391,6 +395,26 @@ def test_quota_holds_when_files_come_at_the_same_moment(stack: ServedStack) -> N
     assert len(stored) == 2
     one.files.delete(stored[0].id)
     one.files.create(file=b"again", purpose="user_data")
+
+
+def test_a_file_is_stored_once_when_it_is_sent_again_meanwhile(stack: ServedStack) -> None:
+    """A client that sent it again because of its own timeout had two files."""
+    key, headers = make_key(stack), {"Idempotency-Key": "again"}
+    with (
+        psycopg.connect(stack.services["DATABASE_URL"]) as other,
+        ThreadPoolExecutor(2) as pool,
+        key.http(stack) as http,
+    ):
+        quota = "SELECT pg_advisory_xact_lock(%s, %s)"
+        other.execute(quota, [_QUOTA_LOCK, key.project_id])
+        form: Any = {"data": {"purpose": "user_data"}, "files": {"file": ("a.txt", b"once")}}
+        sent = [pool.submit(http.post, "/v1/files", headers=headers, **form) for _ in range(2)]
+        wait_until(lambda: stack.sql(WAITING_FOR_LOCKS) == [(2,)])
+        other.commit()
+        one, two = (answer.result() for answer in sent)
+        assert (one.status_code, two.status_code) == (200, 200), (one.text, two.text)
+        assert one.json() == two.json()
+        assert [file["id"] for file in http.get("/v1/files").json()["data"]] == [one.json()["id"]]
 
 
 def test_idempotency_key_of_a_file(client: openai.OpenAI, http: httpx.Client) -> None:

@@ -22,7 +22,11 @@ from django.utils import timezone
 from inference_site.accounts.models import Project
 from inference_site.batches.models import Batch
 from inference_site.batches.results import store_failed_requests
-from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
+from inference_site.core.errors.api_errors import (
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from inference_site.core.transfer import FILES_FOLDER
 from inference_site.files import bucket as bucket_module
 from inference_site.files import storage
@@ -326,3 +330,15 @@ def test_content_that_is_cut_is_an_error(project: Project, folder: Path) -> None
     next(iter(folder.rglob("file-a"))).write_bytes(b"ab")
     with pytest.raises(UnavailableError):
         list(storage.read(file))
+
+
+def test_a_file_that_is_deleted_before_its_content_is_opened_is_not_found(
+    project: Project, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was a 503 and a traceback in the log, as if the storage were away."""
+    file = stored(project, "a")
+    content = storage.read(file)
+    storage.delete([file])
+    with pytest.raises(NotFoundError, match="No such File object: file-a"):
+        next(content)
+    assert caplog.records == []

@@ -17,11 +17,13 @@ from django.core.files.uploadhandler import TemporaryFileUploadHandler
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
-from inference_site.files.models import StoredFile
+from inference_site.files.models import StoredFile, Upload
+from inference_site.gateway import file_views
 
 pytestmark = pytest.mark.django_db
 CONTENT = b"0123456789abcdef" * 200_000  # Too large for memory: it goes to a temporary file.
-Upload = Callable[[], Any]
+Send = Callable[[], Any]
+InParts = tuple[Client, str, dict[str, list[str]]]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def received(settings: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def upload(api_key: tuple[ApiKey, str]) -> Upload:
+def upload(api_key: tuple[ApiKey, str]) -> Send:
     """Uploads a file; returns the response."""
 
     def send() -> Any:
@@ -63,7 +65,7 @@ def open_files(folder: Path) -> list[str]:
 
 
 def test_an_uploaded_file_has_no_name_until_it_is_stored(
-    upload: Upload, received: Path, monkeypatch: pytest.MonkeyPatch
+    upload: Send, received: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a process that is killed leaves nothing in the folder."""
     seen: list[tuple[list[str], list[Path]]] = []
@@ -85,7 +87,7 @@ def test_an_uploaded_file_has_no_name_until_it_is_stored(
 
 @pytest.mark.usefixtures("without_collector")
 def test_a_disk_that_is_full_while_a_file_comes_keeps_nothing_of_it(
-    upload: Upload,
+    upload: Send,
     received: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -103,22 +105,29 @@ def test_a_disk_that_is_full_while_a_file_comes_keeps_nothing_of_it(
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_storage_that_fails_keeps_no_temporary_file(upload: Upload, received: Path) -> None:
+def test_storage_that_fails_keeps_no_temporary_file(upload: Send, received: Path) -> None:
     (received.parent / "files").write_text("a file where the folder should be")
     answer = upload()
     assert answer.status_code == 503, answer.content
     assert not open_files(received)
 
 
-def test_parts_that_cannot_be_joined_are_joined_later(
-    api_key: tuple[ApiKey, str], received: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The client got a 500, and a file that was received left no reason in the log."""
+@pytest.fixture
+def in_parts(api_key: tuple[ApiKey, str]) -> InParts:
+    """A client, the URL of an upload, and the body that completes it."""
     client = Client(headers={"Authorization": f"Bearer {api_key[1]}"})
     of_upload = {"filename": "a.txt", "purpose": "user_data", "bytes": 3, "mime_type": "text/plain"}
     url = f"/v1/uploads/{client.post('/v1/uploads', of_upload, 'application/json').json()['id']}"
     data = SimpleUploadedFile("part", b"abc")
     parts = {"part_ids": [client.post(f"{url}/parts", {"data": data}).json()["id"]]}
+    return client, url, parts
+
+
+def test_parts_that_cannot_be_joined_are_joined_later(
+    in_parts: InParts, received: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client got a 500, and a file that was received left no reason in the log."""
+    client, url, parts = in_parts
     received.rmdir()
     answer = client.post(f"{url}/complete", parts, "application/json")
     assert answer.status_code == 503, answer.content
@@ -127,3 +136,22 @@ def test_parts_that_cannot_be_joined_are_joined_later(
     received.mkdir()
     answer = client.post(f"{url}/complete", parts, "application/json")
     assert answer.json()["status"] == "completed"
+
+
+@pytest.mark.parametrize("ending", ["complete", "cancel"])
+def test_an_upload_that_ends_while_another_request_completes_it_is_named(
+    in_parts: InParts, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error was about a part: the upload had it no more."""
+    client, url, parts = in_parts
+    require_pending = file_views._require_pending
+
+    def end_meanwhile(upload: Upload) -> None:
+        monkeypatch.setattr(file_views, "_require_pending", require_pending)
+        require_pending(upload)
+        assert client.post(f"{url}/{ending}", parts, "application/json").status_code == 200
+
+    monkeypatch.setattr(file_views, "_require_pending", end_meanwhile)
+    answer = client.post(f"{url}/complete", parts, "application/json")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_upload_status"

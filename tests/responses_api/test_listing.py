@@ -10,12 +10,15 @@ from typing import Literal
 import pytest
 from django.db import connection
 from django.http import QueryDict
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from inference_site.accounts.models import Project
+from inference_site.accounts.models import ApiKey, Project
 from inference_site.gateway.api.paging import Page
+from responses_api.deletion import remove_item
 from responses_api.listing import ids_on
-from responses_api.models import StoredResponse
+from responses_api.models import Item, StoredResponse
+from responses_api.views import conversations
 from tests.statements import planned_each_time, prepared_runs, rows_fetched
 
 pytestmark = pytest.mark.django_db
@@ -94,3 +97,24 @@ def test_a_page_is_one_statement_planned_once_that_reads_no_more_than_it_shows(
             ids_on(Page(None, 20, "desc"), project.pk, QueryDict(query))
         assert (len(asked), prepared_runs() - runs) == (0, 1)
         assert rows_fetched(table) - fetched < 50
+
+
+@pytest.mark.redis
+def test_a_page_may_begin_behind_an_item_in_the_moment_of_its_deletion(
+    api_key: tuple[ApiKey, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a reader, it was gone before its position was kept."""
+    client = Client(headers={"Authorization": f"Bearer {api_key[1]}"})
+    said = [{"type": "message", "role": "user", "content": text} for text in "abc"]
+    made = client.post("/v1/conversations", {"items": said}, "application/json").json()
+    url = f"/v1/conversations/{made['id']}/items"
+    ids = [item["id"] for item in client.get(url, {"order": "asc"}).json()["data"]]
+    pages = []
+
+    def remove_and_read(item: Item) -> None:
+        remove_item(item)
+        pages.append(client.get(url, {"order": "asc", "after": item.public_id}))
+
+    monkeypatch.setattr(conversations, "remove_item", remove_and_read)
+    assert client.delete(f"{url}/{ids[0]}").status_code == 200
+    assert [item["id"] for item in pages[0].json()["data"]] == ids[1:]

@@ -25,6 +25,7 @@ from inference_site.core.storage import postgresql
 from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.runs.models import Status
 from inference_site.runs.queue import new_id
+from responses_api import deletion
 from responses_api.consistency import contradictions, mend
 from responses_api.context import (
     Context,
@@ -428,6 +429,25 @@ def test_deleted_response_stays_hidden_until_no_other_needs_it(chain: Chain) -> 
     assert texts(history_of(other, LIMIT)) == ["a", "ok", "c", "ok"]
     delete(other)
     assert kept() == set()
+
+
+def test_a_user_is_forgotten_although_a_client_deletes_the_items_meanwhile(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ended with a traceback, and nothing was forgotten."""
+    first = chain.turn("a")
+    chain.turn("b", previous_response_id=first.public_id)
+    empty = deletion._without_content
+
+    def delete_meanwhile(data: dict[str, Any]) -> dict[str, Any]:
+        Item.objects.filter(response=first).delete()
+        return empty(data)
+
+    monkeypatch.setattr(deletion, "_without_content", delete_meanwhile)
+    forgotten = deletion.forget("ann", None, [first.public_id])
+    assert forgotten == {"responses": 1, "conversations": 0}
+    first.refresh_from_db()
+    assert first.request == {}
 
 
 def test_sweep_stops_at_what_is_not_deleted(chain: Chain) -> None:

@@ -371,9 +371,13 @@ def test_files_are_added_again_while_a_worker_adds_their_chunks(site: ReadingSit
         assert added.result().file_counts.total == 1
 
 
-def test_no_file_is_added_to_a_store_that_is_deleted_at_the_same_moment(site: ReadingSite) -> None:
-    """It was embedded for a store that nobody can search, and a request could be a 500."""
-    store, file = site.client.vector_stores.create(), site.file("tea.txt", TEA)
+@pytest.mark.parametrize("change", ["add a file", "rename"])
+def test_a_store_that_is_deleted_at_the_same_moment_is_not_changed(
+    site: ReadingSite, change: str
+) -> None:
+    """A file was embedded for a store that nobody can search, and a request could be a 500."""
+    stores = site.client.vector_stores
+    store, file = stores.create(), site.file("tea.txt", TEA)
     of_store = "FROM vector_stores_vectorstore WHERE public_id = %s"
     deletions = (
         "UPDATE vector_stores_vectorstore SET is_deleted = true WHERE public_id = %s",
@@ -383,14 +387,15 @@ def test_no_file_is_added_to_a_store_that_is_deleted_at_the_same_moment(site: Re
         with ThreadPoolExecutor(1) as threads:
             with psycopg.connect(site.stack.services["DATABASE_URL"]) as other:
                 other.execute(f"SELECT {of_store} FOR UPDATE", [store.id])
-                added = threads.submit(
-                    site.client.vector_stores.files.create, store.id, file_id=file
-                )
+                if change == "rename":
+                    changed: Any = threads.submit(stores.update, store.id, name="rack")
+                else:
+                    changed = threads.submit(stores.files.create, store.id, file_id=file)
                 wait_until(lambda: site.stack.sql(WAITING_FOR_LOCKS) != [(0,)])
                 other.execute(deletion, [store.id])
             with pytest.raises(openai.NotFoundError, match="No such vector store"):
-                added.result()
-        store = site.client.vector_stores.create()
+                changed.result()
+        store = stores.create()
 
 
 def test_batch_whose_files_are_taken_out_has_not_failed(site: ReadingSite) -> None:

@@ -10,7 +10,8 @@ left, so that the client can send the request again.
 
 When the row is written depends on what the request does. One that generates: in the transaction of
 the generation's row (``submission.submit``). One that writes objects: before them, in their
-transaction. Others, such as a cancel, do no harm when they are done twice: after the answer.
+transaction. One that stores a file: in the transaction from which on it can be read. Others, such
+as a cancel, do no harm when they are done twice: after the answer.
 """
 
 from __future__ import annotations
