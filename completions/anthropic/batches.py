@@ -223,7 +223,7 @@ class MessageBatchResultsView(MessagesApiView):
                 raise NotFoundError("The batch has not ended: it has no results yet.")
             file = StoredFile.objects.get_readable(batch.project_id, batch.output_file_id)
         return StreamingHttpResponse(
-            storage.read(file),
+            storage.read_for_client(file),
             content_type=_MEDIA_TYPE,
             headers={"Content-Length": str(file.size_bytes)},
         )

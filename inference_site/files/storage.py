@@ -10,7 +10,7 @@ import datetime as dt
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from django.conf import settings
@@ -22,7 +22,7 @@ from django.utils import timezone
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import FileStorageError
 from inference_site.core.storage.old_rows import delete_in_batches, old_ids, old_ids_among
-from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE
+from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
 from inference_site.files.models import StoredFile, Upload
 
 logger = logging.getLogger(__name__)
@@ -109,6 +109,16 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
             yield chunk
     if left > 0:
         raise FileStorageError("A part of the file is missing.")
+
+
+def read_for_client(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Yield the same for an answer. Raise NotFoundError if the file was deleted meanwhile."""
+    try:
+        yield from read(file, start, end)
+    except FileStorageError:
+        with suppress(*DATABASE_UNAVAILABLE), release_connection_after():
+            StoredFile.objects.get_readable(file.project_id, file.public_id)
+        raise
 
 
 def _chunks(key: str, start: int, end: int) -> Iterator[bytes]:

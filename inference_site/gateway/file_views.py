@@ -25,6 +25,7 @@ from rest_framework.response import Response
 from inference_site.accounts.rate_limits import count_request
 from inference_site.core.errors.api_errors import (
     ConflictError,
+    FileStorageError,
     InvalidRequestError,
     PayloadTooLargeError,
     RangeError,
@@ -277,7 +278,7 @@ class FileContentView(ApiView):
         span = _requested_range(asked, file.size_bytes)
         start, end = span or (0, file.size_bytes)
         answer = StreamingHttpResponse(
-            storage.read(file, start, end),
+            storage.read_for_client(file, start, end),
             status=206 if span else 200,
             content_type=file.content_type or "application/octet-stream",
             headers={
@@ -334,7 +335,12 @@ class UploadPartsView(FileFormView):
         if size > settings.MAX_PART_BYTES:
             raise PayloadTooLargeError(f"A part may have at most {settings.MAX_PART_BYTES} bytes.")
         part = _new_file(upload.project_id, upload.filename, upload.purpose, "", size, None, upload)
-        storage.store(part, cast(IO[bytes], content))
+        try:
+            storage.store(part, cast(IO[bytes], content))
+        except FileStorageError:
+            upload.refresh_from_db()
+            _require_pending(upload)  # It has ended meanwhile.
+            raise
         answer = UploadPartObject(
             id=part.public_id,
             created_at=int(part.created_at.timestamp()),

@@ -22,7 +22,11 @@ from django.utils import timezone
 from inference_site.accounts.models import Project
 from inference_site.batches.models import Batch
 from inference_site.batches.results import store_failed_requests
-from inference_site.core.errors.api_errors import InvalidRequestError, UnavailableError
+from inference_site.core.errors.api_errors import (
+    InvalidRequestError,
+    NotFoundError,
+    UnavailableError,
+)
 from inference_site.core.transfer import FILES_FOLDER
 from inference_site.files import bucket as bucket_module
 from inference_site.files import storage
@@ -326,3 +330,20 @@ def test_content_that_is_cut_is_an_error(project: Project, folder: Path) -> None
     next(iter(folder.rglob("file-a"))).write_bytes(b"ab")
     with pytest.raises(UnavailableError):
         list(storage.read(file))
+
+
+def test_file_that_is_deleted_while_its_content_is_asked_for_is_not_found(
+    project: Project, folder: Path
+) -> None:
+    file = stored(project, "a")
+    content = storage.read_for_client(file)
+    storage.delete([file])
+    with pytest.raises(NotFoundError):
+        next(content)
+
+
+def test_content_that_is_missing_is_an_error_of_the_storage(project: Project, folder: Path) -> None:
+    file = stored(project, "a")
+    next(iter(folder.rglob("file-a"))).unlink()
+    with pytest.raises(UnavailableError):
+        next(storage.read_for_client(file))
