@@ -393,8 +393,9 @@ def _function(function: FunctionDefinition, where: str) -> Tool:
 
 def _legacy_plan(body: ChatCompletionRequest) -> ToolPlan:
     if body.tools is not None or body.tool_choice is not None:
+        former = "function_call" if body.functions is None else "functions"
         raise InvalidRequestError(
-            "Invalid 'functions': it cannot be used together with 'tools'.", param="functions"
+            f"Invalid '{former}': it cannot be used together with 'tools'.", param=former
         )
     if body.functions is None:
         raise InvalidRequestError(

@@ -98,7 +98,6 @@ _FIELDS = {
     "user": "metadata.user_id",
 }
 """Fields of a chat, and those of Anthropic's that they are made from; others have the same name."""
-_SCHEMA = "output_config.format.schema"
 _STEP = re.compile(r"[^.\[\]]+")
 
 
@@ -115,7 +114,8 @@ class Placed(dict[str, Any]):
 def client_path(chat: Body, param: str) -> str:
     """Return the path in the client's request for a path in its chat."""
     first, *rest = _STEP.findall(param) or [""]
-    value, where = chat.get(first), ""
+    value = chat.get(first)
+    where = value.where if isinstance(value, Placed) else ""
     for step in rest:
         match value:
             case list() if step.isdecimal() and int(step) < len(value):
@@ -155,9 +155,9 @@ def with_client_paths(asked: GenerationRequest, chat: Body) -> GenerationRequest
         replace(tool, param=client_path(chat, tool.param)) if tool.param else tool
         for tool in asked.tools
     )
-    constraint = asked.constraint
-    if constraint is not None:
-        constraint = replace(constraint, param=_SCHEMA)
+    constraint, format_ = asked.constraint, chat.get("response_format")
+    if constraint is not None and isinstance(format_, Placed):
+        constraint = replace(constraint, param=f"{format_.where}.schema")
     return replace(asked, messages=tuple(messages), tools=tools, constraint=constraint)
 
 
@@ -203,10 +203,11 @@ def to_chat(
         **_tools(body, functions),
         **(_thinking(body) if has_template else {}),
     }
-    format_ = (body.output_config and body.output_config.format) or body.output_format
-    if format_ is not None:
+    format_ = body.output_config.format if body.output_config else None
+    where = "output_format" if format_ is None else "output_config.format"
+    if (format_ := format_ or body.output_format) is not None:
         schema = {"name": "answer", "schema": format_.schema_, "strict": True}
-        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        chat["response_format"] = Placed(where, type="json_schema", json_schema=schema)
     if isinstance(body, wire.MessagesRequest):
         sampling: Body = {
             # 0 only reads the prompt into the cache. Most servers generate one token at least.

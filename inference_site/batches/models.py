@@ -26,6 +26,7 @@ from django.utils import timezone
 
 from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import NotFoundError, RateLimitError
+from inference_site.core.storage.fields import ContentField
 from inference_site.core.storage.postgresql import execute_prepared
 from inference_site.core.storage.waits import is_over
 from inference_site.outbox.models import publish
@@ -207,7 +208,7 @@ class Batch(models.Model):
     output_file_id = models.CharField("output file", max_length=64, blank=True, default="")
     error_file_id = models.CharField("error file", max_length=64, blank=True, default="")
     output_lifetime_s = models.PositiveIntegerField(null=True, blank=True)
-    metadata = models.JSONField(default=dict, blank=True)
+    metadata = ContentField(default=dict, blank=True)
     window_s = models.PositiveIntegerField()
     status = models.CharField(
         max_length=16, choices=BatchStatus.choices, default=BatchStatus.VALIDATING
@@ -216,7 +217,7 @@ class Batch(models.Model):
         max_length=16, choices=BatchStatus.choices, default=BatchStatus.COMPLETED, editable=False
     )
     times = models.JSONField(default=dict, blank=True)
-    errors = models.JSONField(default=list, blank=True)
+    errors = ContentField(default=list, blank=True)
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)

@@ -26,6 +26,7 @@ from inference_site.accounts.rate_limits import count_request
 from inference_site.core.errors.api_errors import (
     ANTHROPIC_VERSION,
     ConflictError,
+    FileStorageError,
     InvalidRequestError,
     PayloadTooLargeError,
     RangeError,
@@ -367,7 +368,12 @@ class UploadPartsView(FileFormView):
             created_at=int(part.created_at.timestamp()),
             upload_id=upload.public_id,
         )
-        return _store(request, part, content, answer.model_dump())
+        try:
+            return _store(request, part, content, answer.model_dump())
+        except FileStorageError:
+            upload.refresh_from_db()
+            _require_pending(upload)  # It has ended meanwhile.
+            raise
 
 
 class UploadCompleteView(ApiView):

@@ -24,7 +24,7 @@ from responses_api.models import Conversation, Item
 from responses_api.storage import append
 from responses_api.wire import objects, requests
 from responses_api.wire.input_items import InputItem, path_of
-from responses_api.wire.objects import AnyItem
+from responses_api.wire.objects import ListedItem
 from responses_api.wire.requests import ConversationItemsQuery, IncludeQuery, check_include
 
 
@@ -81,12 +81,12 @@ class ConversationItemsView(ApiView):
 
     counts_writes = True
 
-    @documented(query=ConversationItemsQuery, answer=ListObject[AnyItem])
+    @documented(query=ConversationItemsQuery, answer=ListObject[ListedItem])
     def get(self, request: Request, conversation_id: str) -> Response:
         """List the items of a conversation."""
         return page_of_conversation(request, _find(request, conversation_id))
 
-    @documented(query=IncludeQuery, body=requests.ItemsRequest, answer=ListObject[AnyItem])
+    @documented(query=IncludeQuery, body=requests.ItemsRequest, answer=ListObject[ListedItem])
     def post(self, request: Request, conversation_id: str) -> Response:
         """Add items to a conversation; return the added items."""
         check_include(request.query_params)
@@ -104,7 +104,7 @@ class ConversationItemView(ApiView):
 
     counts_writes = True
 
-    @documented(query=IncludeQuery, answer=AnyItem)
+    @documented(query=IncludeQuery, answer=ListedItem)
     def get(self, request: Request, conversation_id: str, item_id: str) -> Response:
         """Get an item of a conversation."""
         check_include(request.query_params)

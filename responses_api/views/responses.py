@@ -48,10 +48,10 @@ from responses_api.models import ENDED, StoredResponse
 from responses_api.storage import ConversationLocked
 from responses_api.stored_responses import current_response, find_response
 from responses_api.wire.objects import (
-    AnyItem,
     CompactedResponse,
     DeletedResponse,
     InputTokens,
+    ListedItem,
     ResponseEvent,
     ResponseObject,
 )
@@ -161,7 +161,7 @@ class ResponseFeedbackView(FeedbackView[StoredResponse]):
 class ResponseInputItemsView(ApiView):
     """``GET /v1/responses/{id}/input_items``."""
 
-    @documented(query=InputItemsQuery, answer=ListObject[AnyItem])
+    @documented(query=InputItemsQuery, answer=ListObject[ListedItem])
     def get(self, request: Request, response_id: str) -> Response:
         """List the input items of a response, with those of its history."""
         stored = find_response(caller_of(request).project_id, response_id)

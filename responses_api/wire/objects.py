@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from inference_site.gateway.api.payload import Omittable, WireObject
 from inference_site.gateway.api.schema import ErrorDetail, LostErrorDetail
@@ -314,6 +314,23 @@ OutputItem = Annotated[
     Field(discriminator="type"),
 ]
 AnyItem = OutputItem | CallOutput
+_OWN_FORM = (
+    *("message", "function_call", "function_call_output", "custom_tool_call"),
+    *("custom_tool_call_output", "reasoning", "compaction"),
+)
+
+
+class KeptItem(WireObject):
+    """An item of any other type that a client has sent; it has the fields that the client gave."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    id: str
+    type: Annotated[str, Field(json_schema_extra={"not": {"enum": list(_OWN_FORM)}})]
+
+
+ListedItem = AnyItem | KeptItem
+"""What lists of items have."""
 
 
 class InputTokensDetails(WireObject):

@@ -172,6 +172,48 @@ def test_every_answer_is_as_described(
                 made.ask(path, method)
 
 
+ITEMS: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hello"},
+    {"type": "local_shell_call_output", "id": "call_1", "output": "done"},
+    {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
+    {"type": "of_tomorrow", "depth": [1]},
+]
+
+
+def test_items_that_clients_bring_are_described(
+    stack: ServedStack, document: dict[str, Any]
+) -> None:
+    with stack.http() as http:
+        made = http.post("/v1/conversations", json={"items": ITEMS}).json()["id"]
+        listed = http.get(f"/v1/conversations/{made}/items").json()
+    assert len(listed["data"]) == len(ITEMS)
+    path = "/v1/conversations/{conversation_id}/items"
+    _validate(document, path, "get", 200, listed)
+    del listed["data"][-1]["content"]  # A message has its own form.
+    with pytest.raises(jsonschema_rs.ValidationError):
+        _validate(document, path, "get", 200, listed)
+
+
+def test_an_error_with_a_partial_answer_is_described(
+    stack: ServedStack, document: dict[str, Any]
+) -> None:
+    content = json.dumps([{"text": "half"}, {"fail": "it breaks"}])
+    asked = {"model": "scripted", "messages": [{"role": "user", "content": content}]}
+    with stack.http() as http:
+        answer = http.post(CHAT, json=asked)
+    assert answer.json()["error"]["partial_response"]["choices"]
+    _validate(document, CHAT, "post", answer.status_code, answer.json())
+
+
+def _validate(
+    document: dict[str, Any], path: str, method: str, status: int, answer: dict[str, Any]
+) -> None:
+    """Raise ValidationError if an answer is not as described."""
+    content = document["paths"][path][method]["responses"][str(status)]["content"]
+    schema = {**content["application/json"]["schema"], "components": document["components"]}
+    jsonschema_rs.validate(schema, answer)
+
+
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, item in document["paths"].items():
         for method in item:

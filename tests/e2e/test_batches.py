@@ -284,6 +284,21 @@ def test_a_bad_request_names_the_field(
     assert refused.value.param == param
 
 
+def test_a_nul_in_metadata_or_in_an_error_is_replaced(client: openai.OpenAI) -> None:
+    """PostgreSQL cannot store it. The error could not be stored either, and was made again and
+    again.
+    """
+    unknown = chat("one", says("x"))
+    unknown["body"]["model"] = "no\0ne"
+    batch = ended(client, begin(client, [unknown], metadata={"night": "\0"}).id)
+    assert (batch.status, batch.metadata) == ("failed", {"night": "\ufffd"})
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    [error] = batch.errors.data
+    assert (error.code, error.param) == ("model_not_found", "body.model")
+    assert "no\ufffdne" in (error.message or "")
+
+
 def test_a_file_of_another_purpose_is_refused(client: openai.OpenAI) -> None:
     file = client.files.create(file=("a.txt", b"x"), purpose="user_data")
     with pytest.raises(openai.BadRequestError, match="user_data"):

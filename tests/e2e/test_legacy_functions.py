@@ -111,6 +111,7 @@ def test_message_of_an_answer_may_be_sent_back(client: openai.OpenAI) -> None:
         ({"functions": [{"name": "a b"}]}, "functions[0].name"),
         ({"tools": [{"type": "function", "function": WEATHER}]}, "functions"),
         ({"tool_choice": "none"}, "functions"),
+        ({"functions": None, "function_call": "auto", "tool_choice": "none"}, "function_call"),
     ],
 )
 def test_bad_functions_are_400_and_name_the_parameter(

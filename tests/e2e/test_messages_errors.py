@@ -143,6 +143,7 @@ CONVERTED: list[tuple[dict[str, Any], str]] = [
       "tools": [{"type": "code_execution_20250522", "name": "code_execution"}]}, "tool_choice"),
     ({"output_config": {"format": {"type": "json_schema", "schema": LARGE}}},
      "output_config.format"),
+    ({"output_format": {"type": "json_schema", "schema": LARGE}}, "output_format"),
     ({"model": "none"}, "model"),
 ]  # fmt: skip
 """What is refused when the request was converted, and the path in what the client has sent."""
@@ -168,6 +169,8 @@ GENERATING: list[tuple[dict[str, Any], str]] = [
      "tools.1.input_schema"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "ghost"}}}},
      "output_config.format.schema"),
+    ({"output_format": {"type": "json_schema", "schema": {"type": "ghost"}}},
+     "output_format.schema"),
     ({"messages": [SAID, MADE], "output_config": {
         "format": {"type": "json_schema", "schema": {"type": "object"}}}},
      "messages.1.content"),

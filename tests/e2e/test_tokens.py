@@ -65,6 +65,8 @@ def test_count_of_a_text_is_what_a_completion_counts(
         {},
         {"tools": [TOOL]},
         {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "logprobs": True},
+        {"return_token_ids": True},
         {"response_prefix": "It is"},
         {"add_generation_prompt": False},
         {"enable_thinking": True},

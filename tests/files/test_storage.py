@@ -342,3 +342,10 @@ def test_a_file_that_is_deleted_before_its_content_is_opened_is_not_found(
     with pytest.raises(NotFoundError, match="No such File object: file-a"):
         next(content)
     assert caplog.records == []
+
+
+def test_content_that_is_missing_is_an_error_of_the_storage(project: Project, folder: Path) -> None:
+    file = stored(project, "a")
+    next(iter(folder.rglob("file-a"))).unlink()
+    with pytest.raises(UnavailableError):
+        next(storage.read(file))

@@ -155,3 +155,23 @@ def test_an_upload_that_ends_while_another_request_completes_it_is_named(
     answer = client.post(f"{url}/complete", parts, "application/json")
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_upload_status"
+
+
+def test_part_whose_upload_ends_while_it_is_stored_is_refused(
+    api_key: tuple[ApiKey, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a 503, which clients send again."""
+    client = Client(headers={"Authorization": f"Bearer {api_key[1]}"})
+    begun = {"filename": "a", "bytes": 1, "mime_type": "a/b", "purpose": "user_data"}
+    address = f"/v1/uploads/{client.post('/v1/uploads', begun, 'application/json').json()['id']}"
+    save = FileSystemStorage.save
+
+    def save_late(*arguments: Any) -> str:
+        assert client.post(f"{address}/cancel").status_code == 200
+        return save(*arguments)
+
+    monkeypatch.setattr(FileSystemStorage, "save", save_late)
+    answer = client.post(f"{address}/parts", {"data": SimpleUploadedFile("a", b"x")})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_upload_status"
+    assert not StoredFile.objects.exists()

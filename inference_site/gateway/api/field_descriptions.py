@@ -685,6 +685,8 @@ FIELDS = {
     "ErrorDetail.message": "What is wrong, and what to do.",
     "ErrorEvent.message": "What is wrong, and what to do.",
     "LostErrorDetail.message": "What is wrong, and what to do.",
+    "PartialErrorDetail.message": "What is wrong, and what to do.",
+    "partial_response": "The object of the answer, as far as it was made.",
     "MessagesErrorDetail.details": "The code of the error, for programs.",
     "error_code": "The code of the error, for programs.",
     "thread": "A conversation held between the turns; none are, and `continue` is refused.",

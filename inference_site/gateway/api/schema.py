@@ -78,10 +78,16 @@ class LostErrorDetail(ErrorDetail):
     usage: LostUsage
 
 
+class PartialErrorDetail(ErrorDetail):
+    """The same for an answer that has failed after its beginning: the incomplete object."""
+
+    partial_response: dict[str, Any]
+
+
 class ErrorEnvelope(WireObject):
     """The body of every error."""
 
-    error: LostErrorDetail | ErrorDetail
+    error: LostErrorDetail | PartialErrorDetail | ErrorDetail
 
 
 class ListObject(WireObject, Generic[EntryT]):

@@ -66,12 +66,7 @@ def needs_own_chat(request: GenerationRequest, spec: ModelSpec) -> bool:
             field = "prompt_template" if request.prompt_template else token_field
             raise InvalidRequest(f"'{field}' cannot be used with images or sounds.", field)
         return True
-    return sets_parsing_options(spec) and not has_media
-
-
-def sets_parsing_options(spec: ModelSpec) -> bool:
-    """Whether the model's entry has options for parsing its answers."""
-    return not PARSING_OPTIONS.isdisjoint(spec.options)
+    return not PARSING_OPTIONS.isdisjoint(spec.options) and not has_media
 
 
 def own_chat(

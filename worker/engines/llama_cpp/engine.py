@@ -39,7 +39,6 @@ from worker.engines.llama_cpp.chat import (
     TemplateTrial,
     needs_own_chat,
     own_chat,
-    sets_parsing_options,
 )
 from worker.engines.llama_cpp.constraints import TRIAL, measured
 from worker.engines.llama_cpp.payload import BANNED, LlamaCppPayloads
@@ -356,7 +355,7 @@ class LlamaCppEngine(Engine):
 
     def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
-        if request.prompt_template or sets_parsing_options(self._spec):
+        if needs_own_chat(request, self._spec):
             self._own_chat(request.prompt_template).render(request, sink)
             return
         request = self._with_tools_in_text(request)
