@@ -164,6 +164,7 @@ class AnthropicFile(WireObject):
     size_bytes: int
     created_at: dt.datetime
     expires_at: dt.datetime | None
+    downloadable: Literal[True] = True
 
 
 class AnthropicFileList(ListObject[AnthropicFile]):

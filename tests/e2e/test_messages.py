@@ -800,7 +800,7 @@ def test_files_have_anthropics_form_for_its_client(stack: ServedStack) -> None:
         ]
         shown = claude.files.retrieve_metadata(made[0].id)
         assert (shown.type, shown.filename, shown.mime_type) == ("file", "a.txt", "text/plain")
-        assert (shown.size_bytes, shown.expires_at) == (8, None)
+        assert (shown.size_bytes, shown.expires_at, shown.downloadable) == (8, None, True)
         assert abs(datetime.now(UTC) - shown.created_at) < timedelta(minutes=5)
         newest = [file.id for file in reversed(made)]
         assert [file.id for file in claude.files.list(limit=1)] == newest

@@ -830,6 +830,7 @@ FIELDS = {
     "AnthropicFile.created_at": "When it was made.",
     "AnthropicFile.expires_at": "When it is deleted; null if it stays.",
     "AnthropicFile.size_bytes": "The size of the file.",
+    "downloadable": "Always true: the content of every file can be read.",
     "FileObject.status_details": "Always null: files are stored as they are.",
     "part_ids": "The parts, in their order.",
     "md5": "The MD5 digest of the whole file, to be checked.",
