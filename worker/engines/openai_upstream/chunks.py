@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -63,7 +64,8 @@ class EventLines:
         for each in lines:
             line = each.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(b"data:"):
-                yield line[5:].strip()
+                if event := line[5:].strip():  # Some gateways keep a connection alive without data.
+                    yield event
             elif not line or line.isspace():
                 continue
             elif line.startswith(b"error:"):
@@ -71,6 +73,23 @@ class EventLines:
             elif not line.startswith(_IGNORED):
                 logger.warning("a line of a model's server is no event: %r", line[:_MAX_LOGGED])
                 raise NoEventStream("it is no stream of events")
+
+
+def _read_json(text: bytes) -> Any:
+    """Return the value of a JSON text. Raise ValueError or TypeError.
+
+    A number that JSON does not have, such as the -Infinity that Python's module writes for the log
+    probability of an impossible token, is null.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if b"Infinity" not in text and b"NaN" not in text:
+            raise
+    try:
+        return orjson.loads(orjson.dumps(json.loads(text)))
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
 
 
 class ChunkReader:
@@ -118,6 +137,8 @@ class ChunkReader:
         try:
             for event in self._lines.feed(data):
                 self._take(event)
+                if self._done:  # What follows is no part of the answer.
+                    return
         except NoEventStream as exc:
             raise self._unreadable(exc) from exc
 
@@ -159,10 +180,10 @@ class ChunkReader:
                 )
             return
         try:
-            chunk = orjson.loads(event)
+            chunk = _read_json(event)
             if chunk is None:  # llama.cpp's first event for several prompts.
                 chunk = {}
-            if error := chunk.get("error"):
+            if error := chunk.get("error") or (chunk.get("object") == "error" and chunk):
                 raise self._errors.in_stream(error, self.request)
             deltas = self._deltas(chunk)
         except UNREADABLE as exc:
