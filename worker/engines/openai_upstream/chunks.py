@@ -18,6 +18,8 @@ from inference_site.core.domain.deltas import (
     PromptProgress,
     PromptTokens,
     ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
     Usage,
 )
 from inference_site.core.domain.errors import ConnectionLost, EngineError, GenerationFailed
@@ -36,6 +38,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
+_MAX_CHARACTERS = 32 * 2**20
+"""More than any context holds: the answer of a server that heeds no limit would never end, and
+fill the memory of Redis."""
 CHARACTERS_PER_TOKEN = 4
 
 
@@ -129,7 +134,7 @@ class ChunkReader:
         self._choices = [
             ChoiceReader(self.request, index, self._flavor) for index in range(self.request.answers)
         ]
-        self._lines = EventLines()
+        self._lines, self._size = EventLines(), 0
         self.usage.restart()
 
     def feed(self, data: bytes) -> None:
@@ -191,9 +196,21 @@ class ChunkReader:
         if self.request.running_usage and self.begun:
             self.account()
         for delta in deltas:
+            self._measure(delta)
             self._sink.feed(delta)
         if all(choice.is_cut for choice in self._choices):
             raise Cancelled  # Closing the connection stops the server.
+
+    def _measure(self, delta: Delta) -> None:
+        """Add the length of a delta. Raise GenerationFailed for an answer that is too long."""
+        if isinstance(delta, TextDelta | ReasoningDelta):
+            self._size += len(delta.text)
+        elif isinstance(delta, ToolCallDelta):
+            self._size += len(delta.arguments)
+        if self._size > _MAX_CHARACTERS:
+            raise GenerationFailed(
+                f"The model's server sent an answer of more than {_MAX_CHARACTERS} characters."
+            )
 
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()

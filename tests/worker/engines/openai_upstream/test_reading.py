@@ -19,6 +19,7 @@ from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
+from worker.engines.openai_upstream import chunks as stream_of_chunks
 from worker.engines.openai_upstream.chunks import EventLines, NoEventStream
 
 pytestmark = pytest.mark.slow  # A server of its own answers each.
@@ -367,6 +368,19 @@ def test_the_time_for_a_long_line_does_not_grow_with_the_square_of_its_length() 
         read += reader.feed(line[at : at + 4096])
     assert read == [b"x" * 15 * 2**20]
     assert time.perf_counter() - began < 10  # A hundredth of it, and ten times it before.
+
+
+@pytest.mark.parametrize("kind", ["content", "reasoning", "tool_calls"])
+def test_an_answer_that_does_not_end_is_a_failure(
+    server: UpstreamServer, engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(stream_of_chunks, "_MAX_CHARACTERS", 100)
+    call = [{"index": 0, "function": {"name": "f", "arguments": "x" * 10}}]
+    piece = delta({kind: call if kind == "tool_calls" else "x" * 10})
+    server.answers = [chunks(*[piece] * 10, finish()), chunks(*[piece] * 11, finish())]
+    assert chat(engine).finishes
+    with pytest.raises(GenerationFailed, match="an answer of more than"):
+        chat(engine)
 
 
 def test_comments_and_other_fields_are_skipped(server: UpstreamServer, engine: Engine) -> None:
