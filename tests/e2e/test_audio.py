@@ -141,9 +141,10 @@ VLLMS = (
     [
         chunks(*OPENAIS, done=False),
         chunks(*VLLMS),
+        chunks(*OPENAIS[:2], f"data: {json.dumps(OPENAIS[2])}\n\n<html>\n".encode(), done=False),
         lambda talk: talk.say(200, {"text": "Hello there.", "usage": {"input_tokens": 9}}),
     ],
-    ids=["openai", "vllm", "whole"],
+    ids=["openai", "vllm", "openai and more", "whole"],
 )
 def test_a_transcript_is_streamed_as_openai_does(
     client: openai.OpenAI, stack: ServedStack, odd: UpstreamServer, answer: Answer

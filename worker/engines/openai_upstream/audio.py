@@ -121,6 +121,8 @@ class AudioReader:
         try:
             for event in self._lines.feed(data):
                 self._take(event)
+                if self._is_done:  # What follows is no part of the answer.
+                    return
         except NoEventStream as exc:
             raise GenerationFailed(f"The model's server sent no events ({exc}).") from exc
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from inference_site.core.domain.deltas import (
     PromptProgress,
     PromptTokens,
     ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
     Usage,
 )
 from inference_site.core.domain.errors import ConnectionLost, EngineError, GenerationFailed
@@ -35,6 +38,9 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IGNORED = (b":", b"event:", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
+_MAX_CHARACTERS = 32 * 2**20
+"""More than any context holds: the answer of a server that heeds no limit would never end, and
+fill the memory of Redis."""
 CHARACTERS_PER_TOKEN = 4
 
 
@@ -63,7 +69,8 @@ class EventLines:
         for each in lines:
             line = each.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(b"data:"):
-                yield line[5:].strip()
+                if event := line[5:].strip():  # Some gateways keep a connection alive without data.
+                    yield event
             elif not line or line.isspace():
                 continue
             elif line.startswith(b"error:"):
@@ -71,6 +78,23 @@ class EventLines:
             elif not line.startswith(_IGNORED):
                 logger.warning("a line of a model's server is no event: %r", line[:_MAX_LOGGED])
                 raise NoEventStream("it is no stream of events")
+
+
+def _read_json(text: bytes) -> Any:
+    """Return the value of a JSON text. Raise ValueError or TypeError.
+
+    A number that JSON does not have, such as the -Infinity that Python's module writes for the log
+    probability of an impossible token, is null.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        if b"Infinity" not in text and b"NaN" not in text:
+            raise
+    try:
+        return orjson.loads(orjson.dumps(json.loads(text)))
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
 
 
 class ChunkReader:
@@ -110,7 +134,7 @@ class ChunkReader:
         self._choices = [
             ChoiceReader(self.request, index, self._flavor) for index in range(self.request.answers)
         ]
-        self._lines = EventLines()
+        self._lines, self._size = EventLines(), 0
         self.usage.restart()
 
     def feed(self, data: bytes) -> None:
@@ -118,6 +142,8 @@ class ChunkReader:
         try:
             for event in self._lines.feed(data):
                 self._take(event)
+                if self._done:  # What follows is no part of the answer.
+                    return
         except NoEventStream as exc:
             raise self._unreadable(exc) from exc
 
@@ -159,10 +185,10 @@ class ChunkReader:
                 )
             return
         try:
-            chunk = orjson.loads(event)
+            chunk = _read_json(event)
             if chunk is None:  # llama.cpp's first event for several prompts.
                 chunk = {}
-            if error := chunk.get("error"):
+            if error := chunk.get("error") or (chunk.get("object") == "error" and chunk):
                 raise self._errors.in_stream(error, self.request)
             deltas = self._deltas(chunk)
         except UNREADABLE as exc:
@@ -170,9 +196,21 @@ class ChunkReader:
         if self.request.running_usage and self.begun:
             self.account()
         for delta in deltas:
+            self._measure(delta)
             self._sink.feed(delta)
         if all(choice.is_cut for choice in self._choices):
             raise Cancelled  # Closing the connection stops the server.
+
+    def _measure(self, delta: Delta) -> None:
+        """Add the length of a delta. Raise GenerationFailed for an answer that is too long."""
+        if isinstance(delta, TextDelta | ReasoningDelta):
+            self._size += len(delta.text)
+        elif isinstance(delta, ToolCallDelta):
+            self._size += len(delta.arguments)
+        if self._size > _MAX_CHARACTERS:
+            raise GenerationFailed(
+                f"The model's server sent an answer of more than {_MAX_CHARACTERS} characters."
+            )
 
     def _deltas(self, chunk: dict[str, Any]) -> list[Delta]:
         choices = chunk.get("choices") or ()

@@ -185,6 +185,8 @@ class TokenService:
             try:
                 scores = {int(e["index"]): float(e["relevance_score"]) for e in answer["results"]}
                 ordered = [scores[position] for position in range(len(documents))]
+                if not all(map(math.isfinite, ordered)):
+                    raise ValueError("a score that is not finite")
                 tokens += _reported_input(answer)
             except UNREADABLE as exc:
                 raise GenerationFailed("The model's server sent no scores.") from exc

@@ -153,7 +153,7 @@ class ErrorReader:
     ) -> EngineError:
         message = error.get("message")
         if not isinstance(message, str) or not message:
-            message = f"status {status}"
+            message = f"The model's server refused the request (status {status})."
         match status:
             case 400 | 413 | 422:
                 return self._refused(for_clients(message, self._server), error, request)
@@ -237,6 +237,8 @@ def for_clients(message: str, server: Server) -> str:
 
 def _error_of(body: Any) -> dict[str, Any]:
     """Return the error object of a body in any of the servers' formats; empty if it has none."""
+    if isinstance(body, list) and body:  # Gemini.
+        [body, *_] = body
     if not isinstance(body, dict):
         return {}
     match body.get("error", body.get("detail")):

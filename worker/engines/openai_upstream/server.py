@@ -9,7 +9,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -290,16 +290,25 @@ class Health:
         self._patience_s = min(server.timeout_s, PATIENCE_S)
         self.on_change: Callable[[], None] = lambda: None
         """Called when the first server is up, and when the last one goes down."""
+        self._is_down = asyncio.Event()  # Set when a server goes down.
 
     async def watch(self) -> None:
         """Check the servers for ever."""
         while True:
-            is_whole = all(address.is_up for address in self._addresses.all)
-            await asyncio.sleep(self._server.check_every_s if is_whole else _DOWN_S)
+            await self._pause()
             try:
                 await self.check()
             except Exception:  # The loop must go on: nothing else notices a server that is back.
                 logger.exception("model %s: its servers could not be checked", self._id)
+
+    async def _pause(self) -> None:
+        """Wait for the next check; it is soon once a server is down, also if a run finds it so."""
+        is_whole = all(address.is_up for address in self._addresses.all)
+        self._is_down.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._server.check_every_s if is_whole else _DOWN_S):
+                await self._is_down.wait()
+                await asyncio.sleep(_DOWN_S)
 
     async def check(self) -> None:
         """Check each server that is down, or has sent no data of a run since the last check."""
@@ -330,6 +339,8 @@ class Health:
             return
         before, could_run = address.fault, not self._addresses.fault
         address.note(fault, is_silent=is_silent)
+        if fault and not before:
+            self._is_down.set()
         if fault and fault != before:
             logger.error("%s", fault)
         elif before and not fault:

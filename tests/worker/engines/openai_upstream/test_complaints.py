@@ -69,8 +69,9 @@ def test_the_field_of_a_form_is_kept(
         (413, {"object": "error", "message": "It is bad.", "type": "BadRequestError"}),
         (422, {"error": "It is bad.", "error_type": "validation"}),
         (400, {"detail": "It is bad."}),
+        (400, b'[{"error": {"message": "It is bad.", "code": 400, "status": "INVALID"}}]'),
     ],
-    ids=["OpenAI", "older vLLM", "TGI", "FastAPI"],
+    ids=["OpenAI", "older vLLM", "TGI", "FastAPI", "Gemini"],
 )
 def test_a_refused_request_is_the_clients_fault_in_the_servers_words(
     server: UpstreamServer, engine: Engine, status: int, body: Any
@@ -297,6 +298,8 @@ def test_a_long_error_page_is_cut(server: UpstreamServer, engine: Engine) -> Non
         ({"error": {"message": "Boom.", "code": 400}}, InvalidRequest),
         ({"error": {"message": "Boom.", "code": 429}}, RateLimited),
         ({"error": {"message": "Boom.", "code": 503}}, EngineUnavailable),
+        ({"object": "error", "message": "Boom.", "code": 400}, InvalidRequest),
+        ({"object": "error", "message": "Boom.", "code": 50001}, GenerationFailed),
         (b'error: {"message": "Boom.", "code": 500}\n\n', GenerationFailed),
         (b'event: error\ndata: {"error": {"message": "Boom."}}\n\n', GenerationFailed),
     ],

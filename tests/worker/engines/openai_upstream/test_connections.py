@@ -468,6 +468,22 @@ def test_a_server_that_comes_back_is_found(load: Load) -> None:
     assert sink.text == "Hello there"
 
 
+def test_a_server_that_a_run_finds_down_is_looked_at_soon(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_DOWN_S", 0.05)
+    monkeypatch.setattr(client, "_BACKOFFS_S", ())
+    port = free_port()
+    with UpstreamServer(port).running() as server:
+        engine = load(base_url=server.url, check_every_s=3600)
+        engine.run(HELLO, RecordingSink())
+    with pytest.raises(ModelServerUnreachable):
+        engine.run(HELLO, RecordingSink())
+    assert engine.fault
+    with UpstreamServer(port).running():
+        wait_until(lambda: not engine.fault)
+
+
 @contextmanager
 def slow_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A resolver that says nothing before the end of the block."""

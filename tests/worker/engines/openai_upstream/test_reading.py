@@ -19,6 +19,7 @@ from tests.sinks import RecordingSink
 from tests.upstream_server import UpstreamServer, chunks, delta, finish, text, usage
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
+from worker.engines.openai_upstream import chunks as stream_of_chunks
 from worker.engines.openai_upstream.chunks import EventLines, NoEventStream
 
 pytestmark = pytest.mark.slow  # A server of its own answers each.
@@ -286,6 +287,15 @@ def test_a_last_line_without_its_end_is_read(server: UpstreamServer, engine: Eng
     assert chat(engine).finishes == ["stop"]
 
 
+@pytest.mark.parametrize("after", [b"<html>Bad gateway</html>\n", b"data: {not json}\n\n"])
+def test_what_comes_after_done_is_ignored(
+    server: UpstreamServer, engine: Engine, after: bytes
+) -> None:
+    server.answers = [chunks(text("a"), finish(), usage(), b"data: [DONE]\n\n" + after, done=False)]
+    sink = chat(engine)
+    assert (sink.text, sink.finishes, sink.usage.output_tokens) == ("a", ["stop"], 2)
+
+
 def test_done_without_a_finish_reason_is_an_end(server: UpstreamServer, engine: Engine) -> None:
     server.answers = [chunks(text("a"), usage())]
     assert chat(engine).finishes == ["stop"]
@@ -330,6 +340,8 @@ def test_what_a_cut_stream_used_is_accounted(server: UpstreamServer, engine: Eng
         b'data: {"choices": 5}\n\n',
         b'data: {"choices": [], "usage": {"completion_tokens": "many"}}\n\n',
         b"\xff\xfe\x00\n",
+        b'data: {"choices": [], "NaN": "\\ud83d"}\n\n',
+        pytest.param(b'data: {"NaN": ' + b"[" * 100_000 + b"\n\n", id="nested"),
     ],
 )
 @pytest.mark.parametrize("before", [[], [text("a")]], ids=["at once", "later"])
@@ -358,8 +370,21 @@ def test_the_time_for_a_long_line_does_not_grow_with_the_square_of_its_length() 
     assert time.perf_counter() - began < 10  # A hundredth of it, and ten times it before.
 
 
+@pytest.mark.parametrize("kind", ["content", "reasoning", "tool_calls"])
+def test_an_answer_that_does_not_end_is_a_failure(
+    server: UpstreamServer, engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(stream_of_chunks, "_MAX_CHARACTERS", 100)
+    call = [{"index": 0, "function": {"name": "f", "arguments": "x" * 10}}]
+    piece = delta({kind: call if kind == "tool_calls" else "x" * 10})
+    server.answers = [chunks(*[piece] * 10, finish()), chunks(*[piece] * 11, finish())]
+    assert chat(engine).finishes
+    with pytest.raises(GenerationFailed, match="an answer of more than"):
+        chat(engine)
+
+
 def test_comments_and_other_fields_are_skipped(server: UpstreamServer, engine: Engine) -> None:
-    noise = b": keep-alive\n\nevent: message\nid: 5\nretry: 10\n\ndata: null\n\n"
+    noise = b": keep-alive\n\nevent: message\nid: 5\nretry: 10\n\ndata: null\n\ndata:\n\n"
     server.answers = [chunks(noise, text("a"), b": ping\r\n\r\n", finish(), usage())]
     assert chat(engine).text == "a"
 
@@ -441,9 +466,12 @@ def test_the_likeliest_come_first_also_of_vllm_that_begins_with_what_was_drawn(
     assert [other.token for other in piece.logprobs[0].top] == ["b", "c", "a"]
 
 
-def test_impossible_token_is_not_a_certain_one(server: UpstreamServer, engine: Engine) -> None:
-    """Minus infinity is null in the JSON of servers that use pydantic, such as SGLang."""
-    others = [{"token": "b", "logprob": None}, {"token": "a", "logprob": -0.5}]
+@pytest.mark.parametrize("impossible", [None, -math.inf, math.nan])
+def test_impossible_token_is_not_a_certain_one(
+    server: UpstreamServer, engine: Engine, impossible: float | None
+) -> None:
+    """Minus infinity is null in the JSON of pydantic (SGLang), and ``-Infinity`` in Python's."""
+    others = [{"token": "b", "logprob": impossible}, {"token": "a", "logprob": -0.5}]
     entry = {**ENTRY, "top_logprobs": others}
     server.answers = [chunks(text("a", logprobs={"content": [entry]}), finish(), usage())]
     [piece] = [d for d in chat(engine, top_logprobs=2).deltas if isinstance(d, TextDelta)]

@@ -123,7 +123,17 @@ def test_tokens_that_a_server_does_not_report_are_estimated(
     assert sink.usage.input_tokens == 20
 
 
-@pytest.mark.parametrize("results", [None, [], [{"index": 0}], [{"index": 1, "score": 1}], "x"])
+@pytest.mark.parametrize(
+    "results",
+    [
+        None,
+        [],
+        [{"index": 0}],
+        [{"index": 1, "score": 1}],
+        "x",
+        [{"index": 0, "relevance_score": "NaN"}],
+    ],
+)
 def test_unreadable_scores_fail_the_run(server: UpstreamServer, load: Load, results: Any) -> None:
     server.answers = [lambda talk: talk.say(200, {"results": results})]
     asked = GenerationRequest("m", operation="rank", prompts=("a",), queries=("x",))
