@@ -47,6 +47,36 @@ def test_json_schema_is_always_met(client: openai.OpenAI, strict: bool | None) -
     assert fits(json.loads(text))
 
 
+COLOUR: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "paint", "description": "Paint it", "parameters": SCHEMA},
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": FORMAT},
+        {"response_format": FORMAT, "tools": [COLOUR], "tool_choice": "none"},
+        {"tools": [COLOUR], "tool_choice": "required"},
+    ],
+    ids=["schema", "tools that may not be called", "call"],
+)
+def test_ignore_eos_adds_nothing_to_a_constrained_answer(
+    client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        model="demo", messages=QUESTION, max_tokens=200, extra_body={**fields, "ignore_eos": True}
+    )
+    choice = raw.parse().choices[0]
+    calls = choice.message.model_dump()["tool_calls"]
+    text = calls[0]["function"]["arguments"] if calls else choice.message.content
+    assert fits(json.loads(text or ""))
+    assert choice.finish_reason == ("tool_calls" if calls else "stop")
+    assert raw.headers["x-unsupported-params"] == "ignore_eos"
+
+
 def test_json_object_is_an_object(client: openai.OpenAI) -> None:
     completion = client.chat.completions.create(
         model="demo",

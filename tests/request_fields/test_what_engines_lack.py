@@ -89,3 +89,9 @@ def test_what_binds_is_refused_and_what_tunes_is_named(field: str) -> None:
 
 def test_a_bias_that_forbids_nothing_only_tunes() -> None:
     assert outcome("ollama", {"logit_bias": {"5": -5}}) == "logit_bias"
+
+
+@pytest.mark.parametrize("kind", sorted(ALL))
+def test_a_constrained_answer_ends_and_names_ignore_eos_once(kind: str) -> None:
+    body = {"response_format": {"type": "json_object"}, "ignore_eos": True}
+    assert outcome(kind, body) == "ignore_eos"

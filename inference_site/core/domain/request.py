@@ -316,7 +316,8 @@ class GenerationRequest:
     Length: ``max_output_tokens=None`` means "until the context is full". With ``lowers_max_output``
     a limit that a server refuses as too high is lowered, once. ``stop`` has texts and
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
-    after the model's end-of-sequence token (for benchmarks). ``reasoning_budget`` ends the
+    after the model's end-of-sequence token (for benchmarks) where ``goes_on_after_eos`` says so.
+    ``reasoning_budget`` ends the
     reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
     when the context is too short, and the end of a text to embed. With ``compaction`` the worker
     has the model summarise the oldest turns first, and then answer what is left.
@@ -391,6 +392,14 @@ class GenerationRequest:
     def answers(self) -> int:
         """The number of answers to all prompts; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)
+
+    @property
+    def goes_on_after_eos(self) -> bool:
+        """Whether the answer goes on after the model's end-of-sequence token.
+
+        A constrained answer, or a call that must come, ends where it is whole.
+        """
+        return self.ignore_eos and self.constraint is None and not self.must_call
 
     @property
     def forced_grammar(self) -> Constraint | None:

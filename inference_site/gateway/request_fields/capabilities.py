@@ -193,7 +193,8 @@ def require_fields(
 def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationRequest) -> list[str]:
     """Return the names of fields that were sent and are ignored, here or by the engine.
 
-    The grammar of a custom tool constrains a call that must come, and no other.
+    The grammar of a custom tool constrains a call that must come, and no other. A constrained
+    answer ends where it is whole, so ``ignore_eos`` has no effect on it.
     """
     names = body.ignored_params
     honoured = supported_fields(model.spec)
@@ -204,6 +205,8 @@ def ignored_fields(model: ResolvedModel, body: WireRequest, asked: GenerationReq
         names += [name for name in given if _OTHER_NAMES.get(name, name) not in honoured]
         if any(tool.is_strict for tool in asked.tools) and not {"strict"} & honoured:
             names.append("tools[].strict")
+    if asked.ignore_eos and not asked.goes_on_after_eos and "ignore_eos" not in names:
+        names.append("ignore_eos")
     if any(tool.grammar for tool in asked.tools) and not asked.forced_grammar:
         names.append("tools[].format")
     return names

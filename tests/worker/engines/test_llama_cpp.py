@@ -22,6 +22,7 @@ from inference_site.core.domain.deltas import (
     Finish,
     PromptDelta,
     PromptProgress,
+    ReasoningDelta,
     TextDelta,
     TokensDelta,
 )
@@ -292,6 +293,40 @@ def test_chat_template_of_the_entry_takes_the_place_of_the_files(
     sink = RecordingSink()
     templated.run(replace(asked, max_output_tokens=5), sink)
     assert sink.usage.output_tokens > 0
+
+
+THINKING = (
+    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: <think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("templated", [THINKING], indirect=True, ids=["thoughts"])
+@pytest.mark.parametrize("starts", [False, True], ids=["run", "start"])
+def test_a_grammar_binds_the_answer_of_a_template_that_begins_thoughts(
+    templated: Engine, starts: bool
+) -> None:
+    asked = GenerationRequest(
+        "demo",
+        (Message("user", "Hi"),),
+        constraint=Constraint("regex", "yes|no", "grammar"),
+        max_output_tokens=20,
+        template_vars={"enable_thinking": True},
+    )
+    assert rendered(templated, asked).endswith("</think>\n\n")
+    sink = RecordingSink()
+    if starts:
+        ended: Queue[Exception | None] = Queue()
+        assert templated.start(asked, sink, ended.put)
+        assert ended.get(timeout=30) is None
+    else:
+        templated.run(asked, sink)
+    assert sink.text in ("yes", "no")
+    assert not any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
+    sink = RecordingSink()
+    templated.run(replace(asked, constraint=None), sink)
+    assert any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
 
 
 @pytest.mark.parametrize("templated", ["phi3"], indirect=True)

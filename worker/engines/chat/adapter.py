@@ -148,6 +148,10 @@ class ChatAdapter(Engine):
             prompt += self._chat.syntax.closing
         return prompt
 
+    def begins_in_reasoning(self, prompt: str) -> bool:
+        """Whether the text after this prompt is reasoning."""
+        return ends_in_reasoning(prompt, self._chat.syntax)
+
     def _parsers(self, request: GenerationRequest, prompt: str) -> Sequence[ChoiceParser]:
         if request.must_call:
             return [ForcedCallParser(request, index) for index in range(request.choices)]

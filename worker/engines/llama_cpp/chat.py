@@ -2,7 +2,8 @@
 
 llama.cpp renders chat templates without limits of time and memory, so ``TemplateTrial`` renders
 each conversation in a limited process first. For what llama.cpp's chat endpoint cannot do, such as
-log probabilities beside tools, the chat adapter renders the prompt and llama.cpp completes it.
+log probabilities beside tools, or a grammar for the text after thoughts, the chat adapter renders
+the prompt and llama.cpp completes it.
 """
 
 from __future__ import annotations

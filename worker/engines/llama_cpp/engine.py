@@ -218,7 +218,7 @@ class LlamaCppEngine(Engine):
         chat = self._with_tools_in_text(request)
         if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
             prompt = self._trial.check(chat)
-            if not is_long((prompt,)):
+            if not (is_long((prompt,)) or self._binds_thoughts(chat, prompt)):
                 event_loop().start(self._chat(chat, sink), ended)
                 return True
         elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
@@ -228,6 +228,17 @@ class LlamaCppEngine(Engine):
                 return True
         self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
         return True
+
+    def _binds_thoughts(self, request: GenerationRequest, prompt: str) -> bool:
+        """Whether the answer's grammar would bind the thoughts that the prompt has begun.
+
+        llama.cpp would return all of the answer as thoughts. The chat adapter ends them first.
+        """
+        if not self._payloads.has_grammar(request) or any(m.parts for m in request.messages):
+            return False
+        with suppress(InvalidRequest):  # The template cannot be read here.
+            return self._own_chat("").begins_in_reasoning(prompt)
+        return False
 
     def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request; a chat whose template has no tools has them in its messages."""
@@ -246,6 +257,9 @@ class LlamaCppEngine(Engine):
         if sink.cancelled:
             return
         prompt = self._trial.check(request)
+        if self._binds_thoughts(request, prompt):
+            self._own_chat("").chat(adapter_request, sink)
+            return
         with suppress(Cancelled):
             if fits(self._ask(request, sink), self._spec, request, prompt, sink):
                 event_loop().run(self._chat(request, sink))
@@ -358,10 +372,12 @@ class LlamaCppEngine(Engine):
         if needs_own_chat(request, self._spec):
             self._own_chat(request.prompt_template).render(request, sink)
             return
-        request = self._with_tools_in_text(request)
+        adapter_request, request = request, self._with_tools_in_text(request)
         if sink.cancelled:
             return
-        self._trial.check(request)
+        if self._binds_thoughts(request, self._trial.check(request)):
+            self._own_chat("").render(adapter_request, sink)
+            return
         payload = self._payloads.chat(request)
         with suppress(Cancelled):
             render(self._ask(request, sink), self._spec, request, payload, sink)

@@ -150,6 +150,10 @@ class LlamaCppPayloads(Payloads):
         from_start = not is_chat or not (self.thinks(request) or offers)
         return self._bound(request.constraint, from_start=from_start, is_chat=is_chat)
 
+    def has_grammar(self, request: GenerationRequest) -> bool:
+        """Whether the constraint of a chat is sent as a grammar, which binds thoughts too."""
+        return request.constraint is not None and "grammar" in self._constraint(request)
+
     def _check_allowed(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest for unknown ids, and for what excludes a list of allowed tokens.
 

@@ -93,7 +93,7 @@ class Payloads:
             "n": request.choices if request.choices > 1 else None,
             "stop": list(request.stop) or None,
             "stop_token_ids": list(request.stop_token_ids) or None,
-            "ignore_eos": request.ignore_eos or None,
+            "ignore_eos": request.goes_on_after_eos or None,
             "cache_prompt": None if request.cache_prompt else False,
             "return_token_ids": request.token_ids or None,
             "return_tokens_as_token_ids": request.tokens_as_ids or None,

@@ -140,6 +140,20 @@ def test_the_rest_of_a_chat(server: UpstreamServer, load: Load) -> None:
     assert body["thinking_token_budget"] == 50
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"constraint": Constraint("regex", "a", "grammar")}, {"tools": TOOLS[:1], "must_call": True}],
+    ids=["constraint", "call"],
+)
+def test_a_constrained_answer_is_never_asked_to_go_on(
+    server: UpstreamServer, load: Load, fields: dict[str, Any]
+) -> None:
+    sink = RecordingSink()
+    request = GenerationRequest("m", HELLO, ignore_eos=True, **fields)
+    load(flavor="llama_cpp").run(request, sink)
+    assert "ignore_eos" not in server.body
+
+
 def test_messages_of_every_sort(server: UpstreamServer, load: Load) -> None:
     image = "data:image/png;base64,AAAA"
     messages = (
