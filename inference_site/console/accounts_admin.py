@@ -41,6 +41,7 @@ from inference_site.core.admin_pages.base_admin import (
     SHOWN,
     RelatedFilter,
     SiteAdmin,
+    id_of,
     name_without_link,
     require_as_shown,
     require_stored,
@@ -108,6 +109,12 @@ class BudgetForm(forms.ModelForm[Budget]):
 
 class BudgetFormSet(PaginationInlineFormSet):
     """The forms of the budgets of a project."""
+
+    def get_page_num(self) -> int:
+        """Return the number of the page; 1 for any text that is none."""
+        key = self.get_pagination_key()
+        given = (id_of(data.get(key, "")) for data in (self.request.GET, self.request.POST))
+        return next(filter(None, given), 1)
 
     def clean(self) -> None:
         """Raise ValidationError if budgets are alike, or one was deleted or changed meanwhile."""

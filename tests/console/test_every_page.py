@@ -156,6 +156,16 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
     assert faults == []
 
 
+@pytest.mark.parametrize("odd", [*ODD, LONG, "0", "-1"])
+def test_an_odd_page_of_the_budgets_is_the_first(admin: Client, project: Project, odd: str) -> None:
+    page = f"/admin/accounts/project/{project.pk}/change/"
+    formsets = [
+        ask(page, {"budgets-page": odd}).context["inline_admin_formsets"][0].formset
+        for ask in (admin.get, admin.post)
+    ]
+    assert [formset.page.number for formset in formsets] == [1, 1]
+
+
 def test_no_page_offers_all_projects_users_or_endpoints(
     admin: Client, api_key: tuple[ApiKey, str]
 ) -> None:
