@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from django import forms
 from django.contrib import admin, messages
@@ -112,8 +112,8 @@ class BudgetFormSet(PaginationInlineFormSet):
 
     def get_page_num(self) -> int:
         """Return the number of the page; 1 for any text that is none."""
-        key = self.get_pagination_key()
-        given = (id_of(data.get(key, "")) for data in (self.request.GET, self.request.POST))
+        key, request = self.get_pagination_key(), cast(HttpRequest, self.request)
+        given = (id_of(data.get(key, "")) for data in (request.GET, request.POST))
         return next(filter(None, given), 1)
 
     def clean(self) -> None:

@@ -191,10 +191,13 @@ def test_a_form_that_django_cannot_read_does_not_reach_a_page(
     async def page(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 204, "headers": []})
 
-    client = FakeClient(b"a=b")
-    form = scope("POST", "/admin/login/", {"content-type": content_type})
-    asyncio.run(bounded_forms(page)(form, client.receive, client.send))
-    assert client.status == status
+    async def ask() -> int:
+        client = FakeClient(b"a=b")
+        form = scope("POST", "/admin/login/", {"content-type": content_type})
+        await bounded_forms(page)(form, client.receive, client.send)
+        return client.status
+
+    assert asyncio.run(ask()) == status
 
 
 @pytest.mark.parametrize("content_type", UNREADABLE)
