@@ -11,7 +11,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import Avg, Count, Q, QuerySet, Sum
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -268,7 +268,8 @@ class CaseSetAdmin(SiteAdmin):
             return self._page_of(case_set)
         # An answer has lines that end with LF; browsers end those of a form with CR and LF.
         case.expected = normalize_newlines(replace_nul(request.POST.get("expected", "")))
-        case.save(update_fields=["expected"])
+        if not case_set.cases.filter(pk=case.pk).update(expected=case.expected):
+            raise Http404  # It was deleted in this moment.
         log_action(request, case_set, f"Changed the expected answer of {case}.")
         messages.success(request, f"The expected answer of {case} was changed.")
         return self._page_of(case_set)

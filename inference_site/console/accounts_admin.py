@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from django import forms
 from django.contrib import admin, messages
@@ -41,6 +41,7 @@ from inference_site.core.admin_pages.base_admin import (
     SHOWN,
     RelatedFilter,
     SiteAdmin,
+    id_of,
     name_without_link,
     require_as_shown,
     require_stored,
@@ -108,6 +109,12 @@ class BudgetForm(forms.ModelForm[Budget]):
 
 class BudgetFormSet(PaginationInlineFormSet):
     """The forms of the budgets of a project."""
+
+    def get_page_num(self) -> int:
+        """Return the number of the page; 1 for any text that is none."""
+        key, request = self.get_pagination_key(), cast(HttpRequest, self.request)
+        given = (id_of(data.get(key, "")) for data in (request.GET, request.POST))
+        return next(filter(None, given), 1)
 
     def clean(self) -> None:
         """Raise ValidationError if budgets are alike, or one was deleted or changed meanwhile."""

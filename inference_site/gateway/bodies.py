@@ -27,7 +27,12 @@ from inference_site.core.storage.temporary_files import (
 from inference_site.gateway.access import Application
 from inference_site.gateway.connections import close_websocket, open_websocket
 from inference_site.gateway.delivery import ClientGone, Receive, Send, send_response
-from inference_site.gateway.head import length_of_body, require_no_nul, too_large
+from inference_site.gateway.head import (
+    length_of_body,
+    require_no_nul,
+    too_large,
+    type_parameters,
+)
 
 SOCKET_MEMORY_KEY = "inference_site.message_room"
 """The key of a WebSocket's ``SocketMemory`` in its scope."""
@@ -163,15 +168,18 @@ def bounded_forms(application: Application) -> Application:
     """Return the application of pages, with requests bounded to what a form needs.
 
     Django would read a body of any size before it looks at who sends it. It would also fail where
-    a page uses a NUL in a query, which PostgreSQL does not accept.
+    a page uses a NUL in a query, which PostgreSQL does not accept, and with other charsets.
     """
 
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
             require_no_nul(scope)
+            charset = type_parameters(scope).get("charset", "utf-8")
             length_of_body(scope, _LARGEST_FORM)
             body = await read_body(receive, _LARGEST_FORM)
-            content_type = dict(scope["headers"]).get(b"content-type", b"")
+            if body and charset.lower() != "utf-8":
+                raise InvalidRequestError("The form must be in UTF-8.")
+            content_type = dict(scope["headers"]).get(b"content-type", b"").lower()
             is_form = content_type.startswith(b"application/x-www-form-urlencoded")
             if is_form and (b"%00" in body or b"\0" in body):
                 raise InvalidRequestError("The form must not hold a NUL character.")

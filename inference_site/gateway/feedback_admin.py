@@ -69,6 +69,8 @@ class RatedAdmin(PreviewAdmin):
             if rating in Rating.values:
                 give(answer, author, Rating(rating), note[:LONGEST_NOTE])
                 self.log_change(request, answer, f"Rated: {Rating(rating).label}.")
+            elif rating:
+                messages.error(request, "There is no such rating.")
             elif withdraw(answer, author):
                 self.log_change(request, answer, "Withdrew their rating.")
         except ApiError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 from django.urls import Resolver404, ResolverMatch, resolve
+from django.utils.http import parse_header_parameters
 from rest_framework.utils.mediatypes import media_type_matches
 
 from inference_site.accounts.keys import Caller, cached_caller, read_secret
@@ -71,6 +72,7 @@ def read_head(scope: dict[str, Any]) -> Head:
     PayloadTooLargeError, and UnsupportedMediaError.
     """
     require_no_nul(scope)
+    type_parameters(scope)
     headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
     key_headers = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
     try:
@@ -115,6 +117,18 @@ def require_no_nul(scope: dict[str, Any]) -> None:
     query = scope["query_string"]
     if "\0" in scope["path"] or b"%00" in query or b"\0" in query:
         raise InvalidRequestError("The URL must not hold a NUL character.")
+
+
+def type_parameters(scope: dict[str, Any]) -> dict[str, str]:
+    """Return the parameters of the content type as Django reads them, by lower-case name.
+
+    Raise InvalidRequestError for one that Django cannot read (RFC 2231): it fails there.
+    """
+    given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+    try:
+        return parse_header_parameters(given)[1]
+    except ValueError as exc:
+        raise InvalidRequestError("The header 'Content-Type' cannot be read.") from exc
 
 
 def length_of_body(scope: dict[str, Any], most: int | None = None) -> int:

@@ -89,6 +89,19 @@ def test_an_acknowledged_alarm_says_who_and_when_and_its_end_is_told(
     assert "the alarm is over" in str(list(shown._messages))
 
 
+@pytest.mark.parametrize("odd", ["", "delete", "snooze-2"])
+def test_an_action_that_is_none_leaves_an_alarm_as_it_is(
+    admin: Client, api_key: Key, rule: Rule, odd: str
+) -> None:
+    wait_in_queue(api_key[0])
+    alarm = fired()
+    handle(admin, alarm, "acknowledge")
+    answer = handle(admin, alarm, odd, next="/admin/queue/")
+    assert "There is no such action." in str(list(answer.wsgi_request._messages))
+    alarm.refresh_from_db()
+    assert alarm.state == "acknowledged"
+
+
 def test_a_snoozed_alarm_is_quiet_also_if_it_comes_again_and_is_told_when_the_time_is_over(
     admin: Client, api_key: Key, rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 
 from inference_site.accounts.models import ApiKey
+from inference_site.cases import admin as cases_admin
 from inference_site.cases.judging import judged
 from inference_site.cases.models import Case, CaseRun, CaseSet, Judge, Verdict
 from tests.responses_api.chains import Chain
@@ -55,6 +56,17 @@ def test_a_set_is_not_renamed_to_another_one_of_its_project(
     assert "The project has another set of this name." in refused
     assert admin.post(page, {"name": "third"}).status_code == 302
     assert [one.name for one in CaseSet.objects.order_by("pk")] == ["first", "third"]
+
+
+def test_a_case_that_is_deleted_while_it_is_edited_is_not_there(
+    admin: Client, api_key: tuple[ApiKey, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pk = Chain(api_key[0]).turn("question", "answer").pk
+    admin.post(f"{LIST}cases/", {"set": "seen", "shown": [pk]})
+    case = Case.objects.get()
+    monkeypatch.setattr(cases_admin, "replace_nul", lambda text: case.delete() and text)
+    page = f"/admin/cases/caseset/{case.case_set_id}/case/"
+    assert admin.post(page, {"pk": case.pk, "expected": "another"}).status_code == 404
 
 
 def test_an_expected_answer_of_lines_is_still_that_of_the_model_when_it_was_edited(

@@ -9,6 +9,7 @@ import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import IntConverter
@@ -156,6 +157,16 @@ def test_an_odd_parameter_is_no_fault_of_the_server(
     assert faults == []
 
 
+@pytest.mark.parametrize("odd", [*ODD, LONG, "0", "-1"])
+def test_an_odd_page_of_the_budgets_is_the_first(admin: Client, project: Project, odd: str) -> None:
+    page = f"/admin/accounts/project/{project.pk}/change/"
+    formsets = [
+        ask(page, {"budgets-page": odd}).context["inline_admin_formsets"][0].formset
+        for ask in (admin.get, admin.post)
+    ]
+    assert [formset.page.number for formset in formsets] == [1, 1]
+
+
 def test_no_page_offers_all_projects_users_or_endpoints(
     admin: Client, api_key: tuple[ApiKey, str]
 ) -> None:
@@ -217,6 +228,15 @@ def test_only_the_number_of_an_object_is_its_id(admin: Client, api_key: tuple[Ap
     for table, pk in (("project", key.project_id), ("apikey", key.pk)):
         page = admin.get(f"/admin/accounts/{table}/_0A{pk}/change/")
         assert (page.status_code, page["Location"]) == (302, "/admin/")
+
+
+def test_an_empty_field_of_a_popup_is_none(admin: Client, api_key: tuple[ApiKey, str]) -> None:
+    role = Group.objects.create(name="a role")
+    pages = [f"/admin/auth/group/{role.pk}/{view}/" for view in ("change", "delete")]
+    pages.append(f"/admin/accounts/apikey/{api_key[0].pk}/change/")
+    assert {one: admin.get(one, {"_to_field": ""}).status_code for one in pages} == dict.fromkeys(
+        pages, 200
+    )
 
 
 @pytest.mark.parametrize("odd", ["abc", "", "1e3", *ODD])

@@ -50,6 +50,20 @@ def test_the_pages_of_a_key_and_its_project_show_what_is_used(admin: Client, bus
     assert "Recent errors" not in admin.get("/admin/accounts/apikey/add/").content.decode()
 
 
+@pytest.mark.parametrize("limit", ["concurrent_runs", "requests_per_minute", "tokens_per_minute"])
+def test_a_limit_of_zero_is_refused_at_its_field_beside_the_limits_that_hold(
+    admin: Client, busy: ApiKey, limit: str
+) -> None:
+    for kind, pk in (("apikey", busy.pk), ("project", busy.project_id)):
+        answer = admin.post(f"/admin/accounts/{kind}/{pk}/change/", {limit: "0"})
+        assert answer.status_code == 200
+        assert limit in answer.context["adminform"].form.errors
+        if kind == "apikey":
+            text = answer.content.decode()
+            assert "1</strong> of 4 (25 %)" in text
+            assert "Requests in this minute: <strong>0</strong> of 50 (0 %)" in text
+
+
 def test_a_budget_says_what_its_fields_are_and_where_it_is_added(
     admin: Client, busy: ApiKey
 ) -> None:

@@ -9,12 +9,19 @@ import pytest
 from pytest_django.fixtures import Settings
 
 from inference_site.core.errors.api_errors import (
+    InvalidRequestError,
     PayloadTooLargeError,
     RequestTimeoutError,
     UnavailableError,
 )
-from inference_site.gateway.bodies import BodyMemory, FormDigest, boundary_of, read_body
-from inference_site.gateway.head import length_of_body
+from inference_site.gateway.bodies import (
+    BodyMemory,
+    FormDigest,
+    boundary_of,
+    bounded_forms,
+    read_body,
+)
+from inference_site.gateway.head import length_of_body, read_head
 from tests.gateway.asgi import FakeClient, scope
 
 
@@ -162,6 +169,41 @@ def test_a_length_past_the_limit_is_refused() -> None:
     given: Any = scope("POST", "/v1/x", {"content-length": "31"})
     with pytest.raises(PayloadTooLargeError):
         length_of_body(given)
+
+
+UNREADABLE = ["a/b; charset*=none'x'y", "multipart/form-data; boundary=x; charset*=idna'x'y"]
+FORM = "application/x-www-form-urlencoded"
+OTHER_CHARSETS = [f"{FORM}; charset={name}" for name in ("utf-16", "utf8", "latin-1")]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        *((one, 400) for one in (*UNREADABLE, *OTHER_CHARSETS)),
+        ("multipart/form-data; boundary=x; charset=base64", 400),
+        (FORM, 204),
+        (f"{FORM}; charset=UTF-8", 204),
+    ],
+)
+def test_a_form_that_django_cannot_read_does_not_reach_a_page(
+    content_type: str, status: int
+) -> None:
+    async def page(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    async def ask() -> int:
+        client = FakeClient(b"a=b")
+        form = scope("POST", "/admin/login/", {"content-type": content_type})
+        await bounded_forms(page)(form, client.receive, client.send)
+        return client.status
+
+    assert asyncio.run(ask()) == status
+
+
+@pytest.mark.parametrize("content_type", UNREADABLE)
+def test_a_content_type_that_django_cannot_read_is_an_error_of_the_api(content_type: str) -> None:
+    with pytest.raises(InvalidRequestError, match="Content-Type"):
+        read_head(scope("GET", "/v1/models", {"content-type": content_type}))
 
 
 def digest_of(boundary: str, *parts: str, cut: int = 1_000) -> str:

@@ -44,6 +44,10 @@ def test_users_who_may_see_content_rate_and_withdraw(admin: Client, stored: Stor
     assert [entry["author"] for entry in stored.feedback] == [CLIENTS, "staff:admin"]
     change = LogEntry.objects.latest("pk").change_message
     assert change == "Rated: bad."
+    odd = rate(admin, LIST, stored.pk, rating="best")
+    assert "There is no such rating." in str(list(odd.wsgi_request._messages))
+    stored.refresh_from_db()
+    assert stored.rating == "down"
     rate(admin, LIST, stored.pk, rating="")
     stored.refresh_from_db()
     assert (stored.rating, len(stored.feedback)) == ("up", 1)

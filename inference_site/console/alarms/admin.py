@@ -306,9 +306,12 @@ class AlarmAdmin(KeysetAdmin):
             until = now + dt.timedelta(hours=_HOURS[action])
             changes |= {"snoozed_until": until, "handled_by": request.user}
             said = f"Snoozed until {until:%Y-%m-%d %H:%M} UTC."
-        else:
+        elif action == "reopen":
             changes["handled_by"] = None
             said = "Reopened."
+        else:
+            messages.error(request, "There is no such action.")
+            return HttpResponseRedirect(reverse("admin:alarms_alarm_changelist"))
         alike = Alarm.objects.filter(Q(pk=pk) | Q(text=alarm.text), resolved_at=None)
         if alike.update(**changes):
             self.log_change(request, alarm, said)

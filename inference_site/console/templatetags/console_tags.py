@@ -45,6 +45,8 @@ def tenant_overview(context: dict[str, Any], tenant: ApiKey | Project) -> dict[s
     A key also has its secrets and the buttons that change them, a project its keys.
     """
     user = context["request"].user
+    if context["request"].method == "POST":  # A form with errors has put its values on the object.
+        tenant = type(tenant)._default_manager.get(pk=tenant.pk)
     is_key = isinstance(tenant, ApiKey)
     column, parameter = ("api_key", "key") if is_key else ("project", "project")
     generations = Generation.objects.filter(**{column: tenant.pk})

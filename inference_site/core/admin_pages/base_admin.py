@@ -377,6 +377,7 @@ class SiteAdmin(ModelAdmin):
         Django reads a line feed and a number as that number; what else a page shows of the object
         is looked up with the text of the address.
         """
+        from_field = from_field or None  # Django fails with an empty ``_to_field``.
         if from_field is None and id_of(object_id) is None:
             return None
         return super().get_object(request, object_id, from_field)
