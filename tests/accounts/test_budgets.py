@@ -26,7 +26,8 @@ from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
 from tests.waiting import wait_for_a_wait
 
 Key = tuple[ApiKey, str]
-NOW = dt.datetime(2026, 12, 31, 23, 0, tzinfo=dt.UTC)
+NOW = dt.datetime(2099, 12, 31, 23, 0, tzinfo=dt.UTC)
+"""In periods that have not begun: a new budget has the spend of those of today."""
 
 
 def estimate(tokens: int, cost: str = "0") -> Estimate:
@@ -132,12 +133,12 @@ def test_a_budget_that_is_newer_than_a_request_holds_nothing_of_it(api_key: Key)
 
 def test_periods_begin_and_end_with_days_and_months_of_utc() -> None:
     east = NOW.astimezone(dt.timezone(dt.timedelta(hours=9)))  # Already the next year there.
-    assert period_start("day", east) == dt.date(2026, 12, 31)
-    assert period_start("month", east) == dt.date(2026, 12, 1)
-    new_year = dt.datetime(2027, 1, 1, tzinfo=dt.UTC)
+    assert period_start("day", east) == dt.date(2099, 12, 31)
+    assert period_start("month", east) == dt.date(2099, 12, 1)
+    new_year = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
     assert period_end("day", east) == period_end("month", east) == new_year
-    february = dt.datetime(2027, 2, 10, tzinfo=dt.UTC)
-    assert period_end("month", february) == dt.datetime(2027, 3, 1, tzinfo=dt.UTC)
+    february = dt.datetime(2100, 2, 10, tzinfo=dt.UTC)
+    assert period_end("month", february) == dt.datetime(2100, 3, 1, tzinfo=dt.UTC)
 
 
 def test_a_budget_for_each_end_user_bounds_each_on_their_own(api_key: Key) -> None:
@@ -185,7 +186,7 @@ def test_the_highest_of_many_is_shown_and_how_many_have_used_it_up(api_key: Key)
     plain = make(key, 1000, every="month")
     for value, spent in (("ann", 120), ("bob", 100), ("cyd", 5)):
         BudgetSpend.objects.create(budget=each, start=NOW.date(), value=value, spent=spent)
-    BudgetSpend.objects.create(budget=plain, start=dt.date(2026, 12, 1), spent=7)
+    BudgetSpend.objects.create(budget=plain, start=dt.date(2099, 12, 1), spent=7)
     yesterday = NOW.date() - dt.timedelta(days=1)
     BudgetSpend.objects.create(budget=each, start=yesterday, value="dan", spent=900)
     found = spent_of([each, plain], NOW)
