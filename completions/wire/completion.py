@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import (
-    AfterValidator,
     Discriminator,
     Field,
     Tag,
@@ -202,16 +201,11 @@ class Infill(WireObject):
     timings: Timings | None = None
 
 
-def _refuse_zero(tokens: int) -> int:
-    if tokens == 0:
-        raise ValueError("expected -1, or at least 1")
-    return tokens
-
-
 class InfillRequest(ConstraintFields, SamplingFields):
     """The body of ``POST /infill``; ``prompt`` stands between the prefix and the gap.
 
-    ``n_predict`` is how many tokens may be generated; -1: as many as there is room for.
+    ``n_predict`` is how many tokens may be generated; -1: as many as there is room for. 0 reads the
+    prompt into the cache, for which llama-server generates one token, too.
     """
 
     model: str | None = None
@@ -219,7 +213,7 @@ class InfillRequest(ConstraintFields, SamplingFields):
     input_suffix: str = ""
     input_extra: Annotated[list[ExtraText], Field(max_length=_MOST_EXTRAS)] | None = None
     prompt: str = ""
-    n_predict: Annotated[int, Field(ge=-1), AfterValidator(_refuse_zero)] | None = None
+    n_predict: Annotated[int, Field(ge=-1)] | None = None
     stop: ManyStopTexts | None = None
     stream: bool | None = None
 
@@ -237,6 +231,7 @@ class InfillRequest(ConstraintFields, SamplingFields):
                 *(self.model_extra or ()),
             },
         )
-        limit = {} if self.n_predict in (None, -1) else {"max_tokens": self.n_predict}
+        tokens = -1 if self.n_predict is None else self.n_predict
+        limit = {} if tokens == -1 else {"max_tokens": max(1, tokens)}
         prompt = f"{extra}{self.input_prefix}{self.prompt}"
         return {**asked, **limit, "prompt": prompt, "suffix": self.input_suffix}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import openai
@@ -208,9 +209,22 @@ def test_infill_is_that_of_llama_server(client: openai.OpenAI, stack: ServedStac
         refused = http.post("/infill", json={**asked, "model": "scripted"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
         assert refused.json()["error"]["code"] == "unsupported_model"
-        refused = http.post("/infill", json={**asked, "n_predict": 0})
+        refused = http.post("/infill", json={**asked, "n_predict": -2})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n_predict")
         assert http.post("/infill", json=asked, headers={"Authorization": ""}).status_code == 401
+
+
+def test_an_editor_has_the_other_files_read_before_it_needs_them(stack: ServedStack) -> None:
+    """llama.vim sends this each second, and does not look at the answer; it was a 400."""
+    files = {"input_extra": [{"text": f"def f{time.time_ns()}(): pass\n" * 20}]}
+    warming = {**files, "input_prefix": "", "prompt": "", "input_suffix": "", "n_predict": 0}
+    warming |= {"model": "tuned", "samplers": [], "cache_prompt": True, "t_max_predict_ms": 1}
+    with stack.http() as http:
+        warmed = http.post("/infill", json=warming).raise_for_status().json()
+        assert warmed["tokens_predicted"] <= 1
+        asked = {**files, "model": "tuned", "input_prefix": "x = f", "input_suffix": "()"}
+        answer = http.post("/infill", json={**asked, "n_predict": 4}).raise_for_status().json()
+    assert answer["timings"]["cache_n"] > 100
 
 
 def test_best_of_answers_the_likeliest_and_counts_all(client: openai.OpenAI) -> None:
