@@ -44,10 +44,14 @@ class FilePurpose(models.TextChoices):
 class StoredFileQuerySet(models.QuerySet["StoredFile"]):
     """Queries for files and parts."""
 
+    def ready(self) -> StoredFileQuerySet:
+        """Return the files and parts whose content is stored and has not expired."""
+        is_current = Q(expires_at=None) | Q(expires_at__gt=Now())
+        return self.filter(is_current, state=FileState.READY)
+
     def readable(self, project_id: int) -> StoredFileQuerySet:
         """Return the files of a project that can be read, without parts of uploads."""
-        ready = self.filter(project_id=project_id, state=FileState.READY, upload=None)
-        return ready.filter(Q(expires_at=None) | Q(expires_at__gt=Now()))
+        return self.ready().filter(project_id=project_id, upload=None)
 
     def get_readable(self, project_id: int, public_id: str) -> StoredFile:
         """Return a file. Raise NotFoundError for an unknown one and another project's."""

@@ -23,7 +23,7 @@ from inference_site.accounts.models import retention_cutoffs
 from inference_site.core.errors.api_errors import FileStorageError, NotFoundError
 from inference_site.core.storage.old_rows import delete_in_batches, old_ids, old_ids_among
 from inference_site.core.storage.postgresql import DATABASE_UNAVAILABLE, release_connection_after
-from inference_site.files.models import FileState, StoredFile, Upload
+from inference_site.files.models import StoredFile, Upload
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +117,7 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
                 yield chunk
         except Exception as exc:
             with release_connection_after():
-                ready = StoredFile.objects.filter(pk=file.pk, state=FileState.READY)
-                if ready.exclude(expires_at__lte=timezone.now()).exists():
+                if StoredFile.objects.ready().filter(pk=file.pk).exists():
                     raise
             raise FileDeleted(f"No such File object: {file.public_id}", param="id") from exc
     if left > 0:
