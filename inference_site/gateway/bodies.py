@@ -27,12 +27,7 @@ from inference_site.core.storage.temporary_files import (
 from inference_site.gateway.access import Application
 from inference_site.gateway.connections import close_websocket, open_websocket
 from inference_site.gateway.delivery import ClientGone, Receive, Send, send_response
-from inference_site.gateway.head import (
-    length_of_body,
-    require_no_nul,
-    too_large,
-    type_parameters,
-)
+from inference_site.gateway.head import length_of_body, media_type, require_no_nul, too_large
 
 SOCKET_MEMORY_KEY = "inference_site.message_room"
 """The key of a WebSocket's ``SocketMemory`` in its scope."""
@@ -174,13 +169,13 @@ def bounded_forms(application: Application) -> Application:
     async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
             require_no_nul(scope)
-            charset = type_parameters(scope).get("charset", "utf-8")
+            header = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+            kind, parameters = media_type(header)
             length_of_body(scope, _LARGEST_FORM)
             body = await read_body(receive, _LARGEST_FORM)
-            if body and charset.lower() != "utf-8":
+            if body and parameters.get("charset", "utf-8").lower() != "utf-8":
                 raise InvalidRequestError("The form must be in UTF-8.")
-            content_type = dict(scope["headers"]).get(b"content-type", b"").lower()
-            is_form = content_type.startswith(b"application/x-www-form-urlencoded")
+            is_form = kind.startswith("application/x-www-form-urlencoded")
             if is_form and (b"%00" in body or b"\0" in body):
                 raise InvalidRequestError("The form must not hold a NUL character.")
         except ClientGone:

@@ -72,8 +72,8 @@ def read_head(scope: dict[str, Any]) -> Head:
     PayloadTooLargeError, and UnsupportedMediaError.
     """
     require_no_nul(scope)
-    type_parameters(scope)
     headers = {key: value.decode("latin-1") for key, value in scope["headers"]}
+    media_type(headers.get(b"content-type", ""))
     key_headers = headers.get(b"authorization", ""), headers.get(b"x-api-key", "")
     try:
         caller, is_fresh = cached_caller(read_secret(*key_headers))
@@ -119,14 +119,13 @@ def require_no_nul(scope: dict[str, Any]) -> None:
         raise InvalidRequestError("The URL must not hold a NUL character.")
 
 
-def type_parameters(scope: dict[str, Any]) -> dict[str, str]:
-    """Return the parameters of the content type as Django reads them, by lower-case name.
+def media_type(header: str) -> tuple[str, dict[str, str]]:
+    """Return a content type and its parameters, all names in lower case, as Django reads them.
 
     Raise InvalidRequestError for one that Django cannot read (RFC 2231): it fails there.
     """
-    given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
     try:
-        return parse_header_parameters(given)[1]
+        return parse_header_parameters(header)
     except ValueError as exc:
         raise InvalidRequestError("The header 'Content-Type' cannot be read.") from exc
 
