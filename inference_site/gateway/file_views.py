@@ -80,6 +80,10 @@ def _file_name(given: str) -> str:
     return name
 
 
+_FormLifetime = Annotated[int, Field(strict=False, ge=3600, le=2_592_000)]
+"""Seconds from the creation of a file to its deletion, in a form, whose fields are texts."""
+
+
 class ExpiresAfter(WireRequest):
     """``expires_after``: the seconds from the creation of the file to its deletion."""
 
@@ -88,9 +92,9 @@ class ExpiresAfter(WireRequest):
 
 
 class FormExpiresAfter(ExpiresAfter):
-    """The same in a form, whose fields are texts."""
+    """The same in a form."""
 
-    seconds: Annotated[int, Field(strict=False, ge=3600, le=2_592_000)]
+    seconds: _FormLifetime
 
 
 class FileRequest(WireRequest):
@@ -98,7 +102,7 @@ class FileRequest(WireRequest):
 
     purpose: Purpose
     expires_after: FormExpiresAfter | None = None
-    expires_in_seconds: Annotated[int | None, Field(strict=False, ge=3600, le=2_592_000)] = None
+    expires_in_seconds: _FormLifetime | None = None
 
 
 class FileForm(FileRequest):
