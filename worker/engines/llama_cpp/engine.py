@@ -234,11 +234,12 @@ class LlamaCppEngine(Engine):
 
         llama.cpp would return all of the answer as thoughts. The chat adapter ends them first.
         """
-        if not self._payloads.has_grammar(request) or any(m.parts for m in request.messages):
+        if request.constraint is None or any(m.parts for m in request.messages):
             return False
+        begins_thoughts = False
         with suppress(InvalidRequest):  # The template cannot be read here.
-            return self._own_chat("").begins_in_reasoning(prompt)
-        return False
+            begins_thoughts = self._own_chat("").begins_in_reasoning(prompt)
+        return begins_thoughts and self._payloads.has_grammar(request)
 
     def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request; a chat whose template has no tools has them in its messages."""

@@ -152,7 +152,7 @@ class LlamaCppPayloads(Payloads):
 
     def has_grammar(self, request: GenerationRequest) -> bool:
         """Whether the constraint of a chat is sent as a grammar, which binds thoughts too."""
-        return request.constraint is not None and "grammar" in self._constraint(request)
+        return "grammar" in self._constraint(request)
 
     def _check_allowed(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest for unknown ids, and for what excludes a list of allowed tokens.
