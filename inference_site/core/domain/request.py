@@ -317,10 +317,10 @@ class GenerationRequest:
     a limit that a server refuses as too high is lowered, once. ``stop`` has texts and
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
     after the model's end-of-sequence token (for benchmarks) where ``goes_on_after_eos`` says so.
-    ``reasoning_budget`` ends the
-    reasoning after this number of tokens. ``truncate`` drops the oldest turns, but no instructions,
-    when the context is too short, and the end of a text to embed. With ``compaction`` the worker
-    has the model summarise the oldest turns first, and then answer what is left.
+    ``reasoning_budget`` ends the reasoning after this number of tokens. ``truncate`` drops the
+    oldest turns, but no instructions, when the context is too short, and the end of a text to
+    embed. With ``compaction`` the worker has the model summarise the oldest turns first, and then
+    answer what is left.
 
     Log probabilities: ``top_logprobs=None`` means none; 0 means those of the chosen tokens only.
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if they
