@@ -28,6 +28,7 @@ from inference_site.gateway.organization_views import (
     ProjectView,
     ServiceAccountsView,
     ServiceAccountView,
+    SpendLimitView,
 )
 from inference_site.gateway.usage_views import (
     CodeInterpreterUsageView,
@@ -103,6 +104,7 @@ urlpatterns = [
     path("v1/organization/projects", ProjectsView.as_view()),
     path("v1/organization/projects/<str:project_id>", ProjectView.as_view()),
     path("v1/organization/projects/<str:project_id>/archive", ProjectArchiveView.as_view()),
+    path("v1/organization/projects/<str:project_id>/spend_limit", SpendLimitView.as_view()),
     path("v1/organization/projects/<str:project_id>/api_keys", ProjectKeysView.as_view()),
     path(
         "v1/organization/projects/<str:project_id>/api_keys/<str:key_id>",

@@ -164,6 +164,28 @@ def _lock_spends(rows: Sequence[BudgetSpend]) -> dict[int, BudgetSpend]:
     return {spend.budget_id: spend for spend in spends}
 
 
+def replace_budgets(
+    project_id: int, api_key_id: int | None, wanted: Mapping[tuple[str, str, str], Decimal]
+) -> None:
+    """Make these the budgets of a project, or of one of its keys: amounts by each, unit and period.
+
+    A budget that bounds the same as before keeps what is spent of it. Call this in a transaction
+    that has locked the row of the project or key.
+    """
+    left = dict(wanted)
+    for budget in Budget.objects.filter(project=project_id, api_key=api_key_id).order_by("pk"):
+        amount = left.pop((budget.each, budget.unit, budget.every), None)
+        if amount is None:
+            budget.delete()
+        elif amount != budget.amount:
+            budget.amount = amount
+            budget.save(update_fields=["amount"])
+    for (each, unit, every), amount in left.items():
+        bounded = {"api_key_id": api_key_id, "each": each, "unit": unit, "every": every}
+        defaults = {"amount": amount}
+        Budget.objects.get_or_create(project_id=project_id, **bounded, defaults=defaults)
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What is spent of a budget in its current period.

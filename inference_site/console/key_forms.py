@@ -26,8 +26,8 @@ _SCOPES = {
     Scope.DEBUG: "Render chat templates to prompts.",
     Scope.MODELS: "Load and unload models, for the whole site.",
     Scope.ADMIN: (
-        "Read the usage of all projects; make, rename and archive projects, and make and revoke "
-        "their keys."
+        "Read the usage of all projects; make, rename, limit and archive projects, and make, limit "
+        "and revoke their keys."
     ),
 }
 _ALL_MODELS = "None chosen: all models, also those that are added later."

@@ -8,9 +8,11 @@ those of the usage API.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Annotated, Any, Literal
 
+from django.conf import settings
 from django.contrib.admin.models import ADDITION, CHANGE
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
@@ -19,8 +21,9 @@ from pydantic import AfterValidator, Field
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import create_key, revoke_key
-from inference_site.accounts.models import ApiKey, Project, Scope
+from inference_site.accounts.models import ApiKey, Budget, Project, Scope
 from inference_site.core.admin_pages.base_admin import log_entry_of_key
 from inference_site.core.errors.api_errors import (
     ConflictError,
@@ -33,6 +36,16 @@ from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.idempotency.requests import AnswerWithSecret
+from inference_site.gateway.organization_limits import (
+    MONTHLY,
+    BudgetObject,
+    KeyLimitsRequest,
+    LimitsRequest,
+    amounts_of,
+    change,
+    change_budgets,
+    limits_of,
+)
 from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
 
 
@@ -46,10 +59,38 @@ def _name(given: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 
 
-class NameRequest(WireRequest):
-    """Body that names a new project or service account, or renames a project."""
+class NewProject(LimitsRequest):
+    """Body of a new project."""
 
     name: Name
+
+
+class ProjectChange(LimitsRequest):
+    """Body that renames a project, or changes its limits."""
+
+    name: Name | None = None
+
+
+class NewAccount(KeyLimitsRequest):
+    """Body of a new service account, which is a key."""
+
+    name: Name
+    create_service_account_only: Literal[False] | None = None
+
+
+class AccountChange(WireRequest):
+    """Body that renames a service account."""
+
+    name: Name | None = None
+    role: Literal["member"] | None = None
+
+
+class SpendLimitRequest(WireRequest):
+    """Body of the spend limit of a project: its budget in money for each month."""
+
+    currency: str
+    interval: Literal["month"]
+    threshold_amount: Annotated[int, Field(ge=0, lt=10**13)]
 
 
 class ProjectsQuery(PageQuery):
@@ -59,7 +100,7 @@ class ProjectsQuery(PageQuery):
 
 
 class ProjectObject(WireObject):
-    """A project."""
+    """A project; its limits and budgets are extensions."""
 
     id: str
     object: Literal["organization.project"] = "organization.project"
@@ -67,6 +108,10 @@ class ProjectObject(WireObject):
     created_at: int
     archived_at: int | None
     status: Literal["active", "archived"]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_runs: int | None
+    budgets: list[BudgetObject]
 
 
 class KeyOwner(WireObject):
@@ -86,7 +131,7 @@ class ProjectKeyOwner(WireObject):
 
 
 class ProjectKey(WireObject):
-    """A key of a project, without its secret."""
+    """A key of a project, without its secret; what it may use are extensions."""
 
     id: str
     object: Literal["organization.project.api_key"] = "organization.project.api_key"
@@ -97,6 +142,13 @@ class ProjectKey(WireObject):
     expires_at: int | None
     owner: ProjectKeyOwner
     owner_project_access: Literal["active", "inactive"]
+    scopes: list[str]
+    allowed_models: list[str]
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_runs: int | None
+    priority_requests_per_minute: int | None
+    budgets: list[BudgetObject]
 
 
 class ServiceAccount(WireObject):
@@ -119,6 +171,7 @@ class NewKey(WireObject):
     name: str
     value: str
     created_at: int
+    expires_at: int | None
 
 
 class NewServiceAccount(ServiceAccount):
@@ -145,6 +198,29 @@ class DeletedProjectKey(WireObject):
     deleted: Literal[True] = True
 
 
+class SpendLimitEnforcement(WireObject):
+    """Whether requests are refused now, because the spend limit is used up."""
+
+    status: Literal["inactive", "enforcing"]
+
+
+class SpendLimit(WireObject):
+    """The spend limit of a project; the amount is in hundredths of the currency."""
+
+    object: Literal["project.spend_limit"] = "project.spend_limit"
+    currency: str
+    interval: Literal["month"] = "month"
+    threshold_amount: int
+    enforcement: SpendLimitEnforcement
+
+
+class DeletedSpendLimit(WireObject):
+    """The answer of a deletion."""
+
+    object: Literal["project.spend_limit.deleted"] = "project.spend_limit.deleted"
+    deleted: Literal[True] = True
+
+
 class OrganizationView(ApiView):
     """A view for keys with the scope admin."""
 
@@ -155,16 +231,16 @@ class OrganizationView(ApiView):
 class ProjectsView(OrganizationView):
     """``/v1/organization/projects``."""
 
-    @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
+    @documented(answer=ProjectObject, body=NewProject, errors=(ConflictError,))
     def post(self, request: Request) -> Response:
         """Create a project."""
-        name = self.parse(NameRequest, request.data).name
+        given = self.parse(NewProject, request.data)
         with transaction.atomic():
-            project, is_new = Project.objects.get_or_create(name=name)
+            project, is_new = Project.objects.get_or_create(name=given.name)
             if not is_new:
-                raise ConflictError(f"There is a project '{name}' already.", param="name")
-            _note(request, project, "Created.", ADDITION)
-        return Response(_project(project).model_dump())
+                raise ConflictError(f"There is a project '{given.name}' already.", param="name")
+            _note(request, project, ["Created", *change(project, given)], ADDITION)
+        return Response(_projects([project])[0].model_dump())
 
     @documented(answer=ListObject[ProjectObject], query=ProjectsQuery)
     def get(self, request: Request) -> Response:
@@ -175,7 +251,7 @@ class ProjectsView(OrganizationView):
         if query.get("include_archived", "false").lower() != "true":
             rows = rows.filter(is_active=True)
         rows = page.rows_of(rows, "pk", _after(page, "project_id"))
-        entries = [_project(row).model_dump() for row in rows]
+        entries = [entry.model_dump() for entry in _projects(list(rows))]
         return Response(list_object(entries, page))
 
 
@@ -185,23 +261,22 @@ class ProjectView(OrganizationView):
     @documented(answer=ProjectObject)
     def get(self, request: Request, project_id: str) -> Response:
         """Get a project."""
-        return Response(_project(_find_project(project_id)).model_dump())
+        return Response(_projects([_find_project(project_id)])[0].model_dump())
 
-    @documented(answer=ProjectObject, body=NameRequest, errors=(ConflictError,))
+    @documented(answer=ProjectObject, body=ProjectChange, errors=(ConflictError,))
     def post(self, request: Request, project_id: str) -> Response:
-        """Rename a project."""
-        name = self.parse(NameRequest, request.data).name
-        try:
-            with transaction.atomic():
-                project = _find_project(project_id, is_changed=True)
-                old, project.name = project.name, name
-                if name != old:
-                    project.save(update_fields=["name"])
-                    _note(request, project, f"Name: {old} → {name}.")
-        except IntegrityError as exc:
-            message = f"There is a project '{name}' already."
-            raise ConflictError(message, param="name") from exc
-        return Response(_project(project).model_dump())
+        """Rename a project, or change its limits and budgets."""
+        given = self.parse(ProjectChange, request.data)
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            try:
+                with transaction.atomic():
+                    renamed = _rename(project, given.name)
+            except IntegrityError as exc:
+                message = f"There is a project '{given.name}' already."
+                raise ConflictError(message, param="name") from exc
+            _note(request, project, [*renamed, *change(project, given)])
+        return Response(_projects([project])[0].model_dump())
 
 
 class ProjectArchiveView(OrganizationView):
@@ -219,28 +294,69 @@ class ProjectArchiveView(OrganizationView):
             if project.is_active:
                 project.is_active = False
                 project.save(update_fields=["is_active"])
-                _note(request, project, "Archived.")
-        return Response(_project(project).model_dump())
+                _note(request, project, ["Archived"])
+        return Response(_projects([project])[0].model_dump())
+
+
+class SpendLimitView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/spend_limit``."""
+
+    @documented(answer=SpendLimit)
+    def get(self, request: Request, project_id: str) -> Response:
+        """Get the spend limit of a project."""
+        return _spend_limit(_find_project(project_id))
+
+    @documented(answer=SpendLimit, body=SpendLimitRequest)
+    def post(self, request: Request, project_id: str) -> Response:
+        """Set the spend limit of a project."""
+        given = self.parse(SpendLimitRequest, request.data)
+        if given.currency.upper() != settings.CURRENCY.upper():
+            message = f"The currency of this site is {settings.CURRENCY}."
+            raise InvalidRequestError(message, param="currency")
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            amounts = amounts_of(project) | {MONTHLY: Decimal(given.threshold_amount) / 100}
+            _note(request, project, change_budgets(project, amounts))
+        return _spend_limit(project)
+
+    @documented(answer=DeletedSpendLimit)
+    def delete(self, request: Request, project_id: str) -> Response:
+        """Remove the spend limit of a project."""
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            amounts = amounts_of(project)
+            if amounts.pop(MONTHLY, None) is None:
+                raise _no_spend_limit()
+            _note(request, project, change_budgets(project, amounts))
+        return Response(DeletedSpendLimit().model_dump())
 
 
 class ServiceAccountsView(OrganizationView):
     """``/v1/organization/projects/{project_id}/service_accounts``."""
 
-    @documented(answer=NewServiceAccount, body=NameRequest)
+    @documented(answer=NewServiceAccount, body=NewAccount)
     def post(self, request: Request, project_id: str) -> Response:
-        """Create a key with the scopes that keys have by default; its secret is shown once."""
+        """Create a key; its secret is shown once. Scopes not given are those of a new key."""
         project = _find_project(project_id)
+        given = self.parse(NewAccount, request.data)
         with transaction.atomic():
-            key, secret = create_key(project, self.parse(NameRequest, request.data).name)
-            _note(request, key, "Created.", ADDITION)
-        made = NewKey(id=_id(key), name=key.name, value=secret, created_at=_time(key.created_at))
+            key, secret = create_key(project, given.name)
+            _note(request, key, ["Created", *change(key, given)], ADDITION)
+        made = NewKey(
+            id=_id(key),
+            name=key.name,
+            value=secret,
+            created_at=_time(key.created_at),
+            expires_at=_optional_time(key.expires_at),
+        )
         account = _account(key).model_dump()
         return AnswerWithSecret(NewServiceAccount(**account, api_key=made).model_dump())
 
     @documented(answer=ListObject[ServiceAccount], query=PageQuery)
     def get(self, request: Request, project_id: str) -> Response:
         """List the service accounts of a project: its keys that are not revoked."""
-        return _listed(request, project_id, _account)
+        page, keys = _page_of_keys(request, project_id)
+        return Response(list_object([_account(key).model_dump() for key in keys], page))
 
 
 class ServiceAccountView(OrganizationView):
@@ -250,6 +366,15 @@ class ServiceAccountView(OrganizationView):
     def get(self, request: Request, project_id: str, key_id: str) -> Response:
         """Get a service account."""
         return Response(_account(_find_key(project_id, key_id)).model_dump())
+
+    @documented(answer=ServiceAccount, body=AccountChange)
+    def post(self, request: Request, project_id: str, key_id: str) -> Response:
+        """Rename a service account."""
+        given = self.parse(AccountChange, request.data)
+        with transaction.atomic():
+            key = _find_key(project_id, key_id, is_changed=True)
+            _note(request, key, _rename(key, given.name))
+        return Response(_account(key).model_dump())
 
     @documented(answer=DeletedServiceAccount)
     def delete(self, request: Request, project_id: str, key_id: str) -> Response:
@@ -264,7 +389,8 @@ class ProjectKeysView(OrganizationView):
     @documented(answer=ListObject[ProjectKey], query=PageQuery)
     def get(self, request: Request, project_id: str) -> Response:
         """List the keys of a project that are not revoked."""
-        return _listed(request, project_id, _key)
+        page, keys = _page_of_keys(request, project_id)
+        return Response(list_object([entry.model_dump() for entry in _keys_shown(keys)], page))
 
 
 class ProjectKeyView(OrganizationView):
@@ -273,7 +399,16 @@ class ProjectKeyView(OrganizationView):
     @documented(answer=ProjectKey)
     def get(self, request: Request, project_id: str, key_id: str) -> Response:
         """Get a key."""
-        return Response(_key(_find_key(project_id, key_id)).model_dump())
+        return Response(_keys_shown([_find_key(project_id, key_id)])[0].model_dump())
+
+    @documented(answer=ProjectKey, body=KeyLimitsRequest)
+    def post(self, request: Request, project_id: str, key_id: str) -> Response:
+        """Change what a key may use: scopes, models, limits, budgets, and when it expires."""
+        given = self.parse(KeyLimitsRequest, request.data)
+        with transaction.atomic():
+            key = _find_key(project_id, key_id, is_changed=True)
+            _note(request, key, change(key, given))
+        return Response(_keys_shown([key])[0].model_dump())
 
     @documented(answer=DeletedProjectKey)
     def delete(self, request: Request, project_id: str, key_id: str) -> Response:
@@ -282,18 +417,17 @@ class ProjectKeyView(OrganizationView):
         return Response(DeletedProjectKey(id=key_id).model_dump())
 
 
-def _listed(request: Request, project_id: str, wire: Callable[[ApiKey], WireObject]) -> Response:
-    """Answer with the keys of a project, the oldest first."""
+def _page_of_keys(request: Request, project_id: str) -> tuple[Page, Sequence[ApiKey]]:
+    """Return a page of the keys of a project, the oldest first."""
     page = parse_page(request.query_params, "asc")
-    rows = page.rows_of(_keys(project_id), "pk", _after(page, "api_key_id"))
-    return Response(list_object([wire(key).model_dump() for key in rows], page))
+    return page, list(page.rows_of(_keys(project_id), "pk", _after(page, "api_key_id")))
 
 
 def _revoke(request: Request, project_id: str, key_id: str) -> None:
     with transaction.atomic():
         key = _find_key(project_id, key_id, is_changed=True)
         revoke_key(key)
-        _note(request, key, "Revoked.")
+        _note(request, key, ["Revoked"])
 
 
 def _find_project(project_id: str, *, is_changed: bool = False) -> Project:
@@ -331,12 +465,26 @@ def _after(page: Page, name: str) -> int | None:
     return last
 
 
-def _note(request: Request, target: Project | ApiKey, what: str, flag: int = CHANGE) -> None:
-    """Write an entry of the audit log, which names the key and the request."""
+def _rename(target: Project | ApiKey, name: str | None) -> list[str]:
+    """Give a project or key a new name, if there is one; return what has changed."""
+    old = target.name
+    if name in (None, old):
+        return []
+    target.name = name
+    target.save(update_fields=["name"])
+    return [f"Name: {old} → {name}"]
+
+
+def _note(
+    request: Request, target: Project | ApiKey, changes: Sequence[str], flag: int = CHANGE
+) -> None:
+    """Write an entry of the audit log, which names the key and the request; none for no change."""
+    if not changes:
+        return
     key = ApiKey.objects.get(pk=caller_of(request).api_key_id)
     request_id: str = request._request.request_id  # type: ignore[attr-defined]  # By ApiHandler.
     by = f"By the key {key.name} ({_id(key)}), request {request_id}."
-    log_entry_of_key(target, f"{what} {by}", flag)
+    log_entry_of_key(target, f"{'; '.join(changes)}. {by}", flag)
 
 
 def _id(key: ApiKey) -> str:
@@ -347,21 +495,55 @@ def _time(moment: dt.datetime) -> int:
     return int(moment.timestamp())
 
 
-def _project(project: Project) -> ProjectObject:
-    return ProjectObject(
-        id=f"{ID_PREFIXES['project_id']}{project.pk}",
-        name=project.name,
-        created_at=_time(project.created_at),
-        archived_at=None,
-        status="active" if project.is_active else "archived",
+def _optional_time(moment: dt.datetime | None) -> int | None:
+    return None if moment is None else _time(moment)
+
+
+def _projects(projects: Sequence[Project]) -> list[ProjectObject]:
+    limits = limits_of(projects)
+    return [
+        ProjectObject(
+            id=f"{ID_PREFIXES['project_id']}{project.pk}",
+            name=project.name,
+            created_at=_time(project.created_at),
+            archived_at=None,
+            status="active" if project.is_active else "archived",
+            **limits[project.pk],
+        )
+        for project in projects
+    ]
+
+
+def _spend_limit(project: Project) -> Response:
+    """Answer with the spend limit of a project. Raise NotFoundError if it has none."""
+    each, unit, every = MONTHLY
+    found = Budget.objects.filter(project=project, api_key=None, each=each, unit=unit, every=every)
+    budget = found.first()
+    if budget is None:
+        raise _no_spend_limit()
+    is_used_up = bool(spent_of([budget], timezone.now()).get(budget.pk, Spent()).used_up)
+    limit = SpendLimit(
+        currency=settings.CURRENCY,
+        threshold_amount=int(budget.amount * 100),
+        enforcement=SpendLimitEnforcement(status="enforcing" if is_used_up else "inactive"),
     )
+    return Response(limit.model_dump())
+
+
+def _no_spend_limit() -> NotFoundError:
+    return NotFoundError("The project has no spend limit.", param="project_id")
 
 
 def _account(key: ApiKey) -> ServiceAccount:
     return ServiceAccount(id=_id(key), name=key.name, created_at=_time(key.created_at))
 
 
-def _key(key: ApiKey) -> ProjectKey:
+def _keys_shown(keys: Sequence[ApiKey]) -> list[ProjectKey]:
+    limits = limits_of(keys)
+    return [_key(key, limits[key.pk]) for key in keys]
+
+
+def _key(key: ApiKey, limits: dict[str, Any]) -> ProjectKey:
     owner = KeyOwner(id=_id(key), name=key.name, created_at=_time(key.created_at))
     is_valid = key.expires_at is None or key.expires_at > timezone.now()
     return ProjectKey(
@@ -369,8 +551,9 @@ def _key(key: ApiKey) -> ProjectKey:
         name=key.name,
         redacted_value=f"{key.prefix}…",
         created_at=_time(key.created_at),
-        last_used_at=None if key.last_used_at is None else _time(key.last_used_at),
-        expires_at=None if key.expires_at is None else _time(key.expires_at),
+        last_used_at=_optional_time(key.last_used_at),
+        expires_at=_optional_time(key.expires_at),
         owner=ProjectKeyOwner(service_account=owner),
         owner_project_access="active" if is_valid and key.project.is_active else "inactive",
+        **limits,
     )

@@ -265,7 +265,7 @@ def test_models_are_ticked_and_one_that_is_gone_stays_until_it_is_not(
     page = f"/admin/accounts/apikey/{key.pk}/change/"
     text = admin.get(page).content.decode()
     assert "not in the catalogue now" in text
-    assert "make, rename and archive projects, and make and revoke their keys" in text
+    assert "make, rename, limit and archive projects, and make, limit and revoke their keys" in text
     form = {"name": "test", "scopes": ["inference"], "allowed_models": ["gone", "demo"]}
     assert admin.post(page, form).status_code == 302
     key.refresh_from_db()

@@ -30,9 +30,9 @@ def organization(stack: ServedStack) -> Iterator[Any]:
         yield opened.admin.organization
 
 
-def chat(client: openai.OpenAI) -> Any:
+def chat(client: openai.OpenAI, model: str = "scripted") -> Any:
     messages: Any = [{"role": "user", "content": script({"text": "yes"})}]
-    return client.chat.completions.create(model="scripted", messages=messages)
+    return client.chat.completions.create(model=model, messages=messages, max_tokens=4)
 
 
 def test_a_script_makes_a_project_and_a_key_that_works_until_it_is_deleted(
@@ -133,6 +133,150 @@ def test_each_change_is_in_the_audit_log_of_the_console(
         "SELECT is_active, is_staff, is_superuser, left(password, 1) FROM auth_user "
         "WHERE username = 'organization API'"
     ) == [(False, False, False, "!")]
+
+
+def test_a_script_makes_a_key_with_limits_and_changes_them(
+    organization: Any, stack: ServedStack
+) -> None:
+    projects = organization.projects
+    daily = {"unit": "tokens", "every": "day", "amount": 1_000_000, "each": "user"}
+    money = {"unit": "cost", "every": "month", "amount": 12.5}
+    wanted = {
+        "scopes": ["inference"],
+        "allowed_models": ["scripted", "demo"],
+        "requests_per_minute": 1,
+        "priority_requests_per_minute": 2,
+        "budgets": [daily, money],
+    }
+    project = projects.create(name="limited", extra_body={"tokens_per_minute": 50_000})
+    assert (project.tokens_per_minute, project.budgets) == (50_000, [])
+    made = projects.service_accounts.create(
+        project.id, name="job", expires_in_seconds=3_600, extra_body=wanted
+    )
+    assert made.api_key.expires_at == pytest.approx(time.time() + 3_600, abs=60)
+    client = stack.client(made.api_key.value)
+    with pytest.raises(openai.PermissionDeniedError):
+        client.embeddings.create(model="demo-embedding", input="a")
+    with pytest.raises(openai.PermissionDeniedError):
+        client.get("/usage", cast_to=object)
+    chat(client, "demo")
+    with pytest.raises(openai.RateLimitError):
+        chat(client)
+
+    def change(**fields: Any) -> Any:
+        return projects.api_keys.update(made.id, project_id=project.id, extra_body=fields)
+
+    def get() -> Any:
+        return projects.api_keys.retrieve(made.id, project_id=project.id)
+
+    wait_until(lambda: get().budgets[1]["spent"] > 0)
+    (listed,) = projects.api_keys.list(project.id)
+    assert listed.budgets == get().budgets
+    got = get()
+    assert got.expires_at == made.api_key.expires_at
+    assert (got.scopes, got.allowed_models) == (["inference"], ["scripted", "demo"])
+    assert (got.requests_per_minute, got.concurrent_runs) == (1, None)
+    assert got.budgets[0] == {**daily, "spent": 0}
+    changed = change(requests_per_minute=None, allowed_models=[], budgets=[{**money, "amount": 20}])
+    assert (changed.requests_per_minute, changed.allowed_models) == (None, [])
+    assert changed.priority_requests_per_minute == 2
+    assert changed.budgets == [{**got.budgets[1], "amount": 20}]
+    assert change(budgets=None).budgets == []
+    update = projects.service_accounts.update
+    assert update(made.id, project_id=project.id, name="work").name == "work"
+    change(expires_in_seconds=None)
+    assert get().expires_at is None
+    pk = made.id.removeprefix("key_")
+    entries = stack.sql(
+        "SELECT split_part(change_message, ' By the key', 1) FROM django_admin_log "
+        "WHERE object_id = %s AND content_type_id = (SELECT id FROM django_content_type "
+        "WHERE app_label = 'accounts' AND model = 'apikey') ORDER BY id",
+        pk,
+    )
+    texts = [text for (text,) in entries]
+    assert texts[0].startswith("Created; requests per minute: none → 1; ")
+    assert texts[1:4] == [
+        "requests per minute: 1 → none; allowed models: scripted, demo → none; "
+        "budgets: 1,000,000 tokens a day for each end user, 12.50 USD a month → 20.00 USD a month.",
+        "budgets: 20.00 USD a month → none.",
+        "Name: job → work.",
+    ]
+    assert texts[4].startswith("expires at: ")
+    assert texts[4].endswith(" → none.")
+    stack.sql("UPDATE accounts_apikey SET expires_at = now() - '1 s'::interval WHERE id = %s", pk)
+    with pytest.raises(openai.BadRequestError, match="expired"):
+        change(expires_in_seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"scopes": ["admin"]}, "scopes[0]"),
+        ({"scopes": []}, "scopes"),
+        ({"allowed_models": ["scripted", "no\n"]}, "allowed_models[1]"),
+        ({"requests_per_minute": 0}, "requests_per_minute"),
+        ({"tokens_per_minute": 2**31}, "tokens_per_minute"),
+        ({"expires_in_seconds": 10**12}, "expires_in_seconds"),
+        ({"budgets": [{"unit": "cost", "every": "week", "amount": 1}]}, "budgets[0].every"),
+        ({"budgets": [{"unit": "cost", "every": "day", "amount": -1}]}, "budgets[0].amount"),
+        ({"budgets": [{"unit": "cost", "every": "day", "amount": 1e11}]}, "budgets[0].amount"),
+        (
+            {"budgets": [{"unit": "cost", "every": "day", "amount": 1, "each": "tag:none"}]},
+            "budgets[0].each",
+        ),
+        ({"budgets": [{"unit": "cost", "every": "day", "amount": 1}] * 2}, "budgets[1]"),
+        ({"create_service_account_only": True}, "create_service_account_only"),
+    ],
+)
+def test_a_bad_limit_of_a_new_key_is_refused_and_no_key_is_made(
+    organization: Any, stack: ServedStack, fields: Any, param: str
+) -> None:
+    project = f"proj_{make_key(stack).project_id}"
+    known = len(list(organization.projects.api_keys.list(project)))
+    with pytest.raises(openai.BadRequestError) as refused:
+        organization.projects.service_accounts.create(project, name="k", extra_body=fields)
+    assert refused.value.param == param
+    assert len(list(organization.projects.api_keys.list(project))) == known
+
+
+def test_a_spend_limit_refuses_requests_until_it_is_raised(
+    organization: Any, stack: ServedStack
+) -> None:
+    key = make_key(stack)
+    project, limits = f"proj_{key.project_id}", organization.projects.spend_limit
+    client = stack.client(key.secret)
+    for missing in (limits.retrieve, limits.delete):
+        with pytest.raises(openai.NotFoundError):
+            missing(project)
+
+    def set_to(cents: int, **changed: Any) -> Any:
+        wanted = {"currency": "USD", "interval": "month", **changed}
+        return limits.update(project, threshold_amount=cents, **wanted)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        set_to(1, currency="EUR")
+    assert refused.value.param == "currency"
+    limit = set_to(0)
+    assert (limit.threshold_amount, limit.currency, limit.interval) == (0, "USD", "month")
+
+    def error_code() -> str | None:
+        try:
+            chat(client, "demo")
+        except openai.RateLimitError as exc:
+            return exc.code
+        return None
+
+    wait_until(lambda: error_code() == "insufficient_quota")
+    assert limits.retrieve(project).enforcement.status == "enforcing"
+    assert set_to(12_345).enforcement.status == "inactive"
+    chat(client, "demo")
+    (budget,) = organization.projects.retrieve(project).budgets
+    assert (budget["unit"], budget["every"], budget["amount"]) == ("cost", "month", 123.45)
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda cents: set_to(cents).threshold_amount, [1, 2, 3, 4]))
+    assert made == [1, 2, 3, 4]
+    assert limits.delete(project).deleted
+    assert organization.projects.retrieve(project).budgets == []
 
 
 def test_costs_by_project_and_line_item(organization: Any, stack: ServedStack) -> None:

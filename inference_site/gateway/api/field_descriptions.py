@@ -83,6 +83,39 @@ FIELDS = {
     "last_used_at": "When the key was used last, to a minute, in Unix seconds.",
     "owner": "Who owns the key.",
     "owner_project_access": "Whether the key is accepted.",
+    "scopes": "What requests with the key may do.",
+    "allowed_models": "The ids of the models and routes that the key may use; none allows all.",
+    "requests_per_minute": "How many requests are accepted in a minute; null without a limit.",
+    "tokens_per_minute": "How many tokens are accepted in a minute; null without a limit.",
+    "concurrent_runs": "How many requests may wait and run at one time; null without a limit.",
+    "priority_requests_per_minute": (
+        "How many requests in a minute have the service tier `priority`; null for none."
+    ),
+    "KeyLimitsRequest.expires_in_seconds": (
+        "In how many seconds the key expires; null for a key that does not expire."
+    ),
+    "NewAccount.expires_in_seconds": (
+        "In how many seconds the key expires; null for a key that does not expire."
+    ),
+    "NewKey.expires_at": "When the key expires, in Unix seconds; null if it does not.",
+    "create_service_account_only": "A service account is a key here, so there is none without.",
+    "AccountChange.role": "The role of a service account, of which there is one.",
+    "budgets": "The budgets; a request replaces all that there are.",
+    "unit": "Whether the amount is of `tokens`, or of money (`cost`).",
+    "every": "The period that the amount is for; it begins at midnight UTC.",
+    "each": (
+        "`user`, or `tag:` and a metadata key: each end user or each value has the amount. Null if "
+        "all requests share it."
+    ),
+    "BudgetRequest.amount": "The amount that may be spent in each period.",
+    "BudgetObject.amount": "The amount that may be spent in each period.",
+    "spent": "What is spent in the current period; with `each`, by the one who spent most.",
+    "SpendLimit.currency": "The currency of the site.",
+    "SpendLimitRequest.currency": "The currency, which must be that of the site.",
+    "interval": "The period of the spend limit.",
+    "threshold_amount": "The amount that may be spent in each month, in hundredths of the currency.",
+    "enforcement": "Whether requests are refused now.",
+    "SpendLimitEnforcement.status": "`enforcing` while requests are refused, else `inactive`.",
     "service_account": "The key itself, as the service account that owns it.",
     # Vector stores
     "vector_store_id": "The id of the vector store.",

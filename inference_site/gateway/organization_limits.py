@@ -1,0 +1,211 @@
+"""What projects and keys may use, in the organization API: limits, budgets, models and scopes.
+
+These fields are extensions of OpenAI's objects. A request changes the fields that it names; null
+removes a limit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from django.utils import timezone
+from pydantic import Field
+
+from inference_site.accounts.budgets import Spent, replace_budgets, spent_of
+from inference_site.accounts.models import END_USER, TAG, ApiKey, Budget, Project
+from inference_site.catalogue.catalogue import catalogue
+from inference_site.core.errors.api_errors import InvalidRequestError
+from inference_site.core.site_settings.models import site_settings
+from inference_site.gateway.api.payload import WireObject, WireRequest, shown_name
+
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
+_PRIORITY = "priority_requests_per_minute"
+_Limit = Annotated[int, Field(ge=1, lt=2**31)]
+_Scope = Literal["inference", "usage:read", "debug"]
+"""The scopes that this API gives to keys; only the console gives those for the whole site."""
+Bounded = tuple[str, str, str]
+"""What a budget bounds: its ``each``, ``unit`` and ``every``."""
+MONTHLY: Bounded = ("", Budget.Unit.COST, Budget.Every.MONTH)
+"""The budget of a project that the API calls its spend limit."""
+
+
+class BudgetRequest(WireRequest):
+    """A budget: tokens, or money in the site's currency, in each day or month of UTC.
+
+    With ``each`` ("user", or "tag:" and a metadata key), each end user or value has this amount.
+    """
+
+    unit: Literal["tokens", "cost"]
+    every: Literal["day", "month"]
+    amount: Annotated[float, Field(ge=0, lt=10**11)]
+    each: str | None = None
+
+
+class LimitsRequest(WireRequest):
+    """The limits and budgets of a project or key."""
+
+    requests_per_minute: _Limit | None = None
+    tokens_per_minute: _Limit | None = None
+    concurrent_runs: _Limit | None = None
+    budgets: Annotated[list[BudgetRequest], Field(max_length=32)] | None = None
+
+
+class KeyLimitsRequest(LimitsRequest):
+    """What a key may use. Without ``allowed_models`` it may use all models."""
+
+    priority_requests_per_minute: _Limit | None = None
+    allowed_models: Annotated[list[str], Field(max_length=1_000)] | None = None
+    scopes: Annotated[list[_Scope], Field(min_length=1)] | None = None
+    expires_in_seconds: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+
+class BudgetObject(WireObject):
+    """A budget, and what is spent of it today or in this month.
+
+    With ``each``, that is what the end user or value with the highest amount has spent.
+    """
+
+    unit: str
+    every: str
+    amount: float
+    each: str | None
+    spent: float
+
+
+def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
+    """Change what the request names; return what has changed, for the audit log.
+
+    Call this in a transaction that has locked or made the row. Raise InvalidRequestError for a
+    model or dimension that does not exist, unless the row has it already, and for a new expiry of
+    an expired key.
+    """
+    sent = given.model_fields_set
+    named = [name for name in (*_LIMITS, _PRIORITY) if name in sent]
+    columns: dict[str, Any] = {name: getattr(given, name) for name in named}
+    if isinstance(given, KeyLimitsRequest) and isinstance(target, ApiKey):
+        if "allowed_models" in sent:
+            ids = _ids_of(given.allowed_models or (), target.allowed_models)
+            columns["allowed_models"] = ids
+        if given.scopes is not None:
+            columns["scopes"] = list(dict.fromkeys(given.scopes))
+        if "expires_in_seconds" in sent:
+            columns["expires_at"] = _expiry(target, given.expires_in_seconds)
+    changes = []
+    for name, new in columns.items():
+        old = getattr(target, name)
+        if old != new:
+            changes.append(f"{name.replace('_', ' ')}: {_text(old)} → {_text(new)}")
+            setattr(target, name, new)
+    if columns:
+        target.save(update_fields=list(columns))
+    if "budgets" in sent:
+        changes += change_budgets(target, _wanted(given.budgets or (), amounts_of(target)))
+    return changes
+
+
+def amounts_of(target: Project | ApiKey) -> dict[Bounded, Decimal]:
+    """Return the amounts of the budgets of a project, or of a key."""
+    budgets = _budgets_of([target])[target.pk]
+    return {(one.each, one.unit, one.every): one.amount for one in budgets}
+
+
+def change_budgets(target: Project | ApiKey, wanted: Mapping[Bounded, Decimal]) -> list[str]:
+    """Make these the budgets; return what has changed, for the audit log.
+
+    Call this in a transaction that has locked or made the row of the project or key.
+    """
+    before = _text(_budgets_of([target])[target.pk])
+    if isinstance(target, ApiKey):
+        replace_budgets(target.project_id, target.pk, wanted)
+    else:
+        replace_budgets(target.pk, None, wanted)
+    after = _text(_budgets_of([target])[target.pk])
+    return [] if before == after else [f"budgets: {before} → {after}"]
+
+
+def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[str, Any]]:
+    """Return the limits and budgets of projects or keys by id; of keys also models and scopes."""
+    budgets_of = _budgets_of(targets)
+    spent_by = spent_of([one for some in budgets_of.values() for one in some], timezone.now())
+    shown: dict[int, dict[str, Any]] = {}
+    for target in targets:
+        of_key = (_PRIORITY, "allowed_models", "scopes") if isinstance(target, ApiKey) else ()
+        names = (*_LIMITS, *of_key)
+        shown[target.pk] = {name: getattr(target, name) for name in names}
+        shown[target.pk]["budgets"] = [
+            BudgetObject(
+                unit=one.unit,
+                every=one.every,
+                amount=float(one.amount),
+                each=one.each or None,
+                spent=float(spent_by.get(one.pk, Spent()).highest),
+            )
+            for one in budgets_of[target.pk]
+        ]
+    return shown
+
+
+def _budgets_of(targets: Sequence[Project | ApiKey]) -> Mapping[int, list[Budget]]:
+    """Return the budgets of projects, without those of their keys, or of keys, by their ids."""
+    ids = [target.pk for target in targets]
+    if any(isinstance(target, ApiKey) for target in targets):
+        budgets, owner = Budget.objects.filter(api_key__in=ids), "api_key_id"
+    else:
+        budgets, owner = Budget.objects.filter(project__in=ids, api_key=None), "project_id"
+    found: defaultdict[int, list[Budget]] = defaultdict(list)
+    for budget in budgets.order_by("pk"):
+        found[getattr(budget, owner)].append(budget)
+    return found
+
+
+def _wanted(given: Sequence[BudgetRequest], kept: Collection[Bounded]) -> dict[Bounded, Decimal]:
+    """Return the amounts of the budgets of a request. Raise InvalidRequestError."""
+    known = {"", END_USER, *(TAG + key for key in site_settings().usage_tags)}
+    known |= {each for each, _, _ in kept}
+    amounts: dict[Bounded, Decimal] = {}
+    for place, one in enumerate(given):
+        bounded = one.each or "", one.unit, one.every
+        if bounded[0] not in known:
+            message = f"No usage is counted for '{shown_name(bounded[0])}'."
+            raise InvalidRequestError(message, param=f"budgets[{place}].each")
+        if bounded in amounts:
+            message = "An earlier budget of this list bounds the same."
+            raise InvalidRequestError(message, param=f"budgets[{place}]")
+        amounts[bounded] = round(Decimal(str(one.amount)), 9)
+    return amounts
+
+
+def _ids_of(names: Sequence[str], kept: Collection[str]) -> list[str]:
+    """Return the ids of models and routes with these names. Raise InvalidRequestError."""
+    ids = []
+    for place, name in enumerate(names):
+        found = catalogue().holder_of(name)
+        if found is None and name not in kept:
+            message = f"No model has the name '{shown_name(name)}'."
+            raise InvalidRequestError(message, param=f"allowed_models[{place}]")
+        ids.append(name if found is None else found.id)
+    return list(dict.fromkeys(ids))
+
+
+def _expiry(key: ApiKey, seconds: int | None) -> dt.datetime | None:
+    """Return when a key is to expire. Raise InvalidRequestError if it has expired already."""
+    now = timezone.now()
+    if key.expires_at is not None and key.expires_at <= now:
+        raise InvalidRequestError("The key has expired.", param="expires_in_seconds")
+    return None if seconds is None else now + dt.timedelta(seconds=seconds)
+
+
+def _text(value: Any) -> str:
+    """Return a value for the audit log."""
+    match value:
+        case None | []:
+            return "none"
+        case list():
+            return ", ".join(map(str, value))
+        case dt.datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+    return str(value)
