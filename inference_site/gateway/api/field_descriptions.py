@@ -113,7 +113,7 @@ FIELDS = {
     "SpendLimit.currency": "The currency of the site.",
     "SpendLimitRequest.currency": "The currency, which must be that of the site.",
     "interval": "The period of the spend limit.",
-    "threshold_amount": "The amount that may be spent in each month, in hundredths of the currency.",
+    "threshold_amount": "The amount for each month, in hundredths of the currency.",
     "enforcement": "Whether requests are refused now.",
     "SpendLimitEnforcement.status": "`enforcing` while requests are refused, else `inactive`.",
     "service_account": "The key itself, as the service account that owns it.",
