@@ -19,6 +19,7 @@ from inference_site.accounts.budgets import (
     Spent,
     period_end,
     period_start,
+    replace_budgets,
     reserve,
     spent_of,
 )
@@ -279,3 +280,24 @@ def test_a_request_holds_no_counter_while_it_waits_for_the_row_of_another() -> N
             assert len(BudgetSpend.objects.filter(start=NOW.date()).select_for_update()) == 2
         request.result(30)
     assert {spend.reserved for spend in BudgetSpend.objects.filter(start=NOW.date())} == {30}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_of_several_budgets_holds_no_counter_while_it_waits_for_a_budget() -> None:
+    """A reservation locks the budgets, then their counters: it was a deadlock."""
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    kept, ending = make(key, 100), make(key, 100, every="month")
+
+    def work() -> None:
+        with transaction.atomic():
+            replace_budgets(key.project_id, None, {("", "tokens", "day"): Decimal(50)})
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT FROM accounts_budget WHERE id = %s FOR KEY SHARE", [ending.pk])
+            changing = threads.submit(work)
+            wait_for_a_wait()
+            assert kept.spends.select_for_update().get().spent == 0
+        changing.result(30)
+    assert [budget.amount for budget in Budget.objects.all()] == [50]

@@ -377,11 +377,15 @@ def forget_other_spends(budget: Budget) -> None:
         budget.spends.all().delete()
 
 
-def lock_for_deletion(budget: Budget) -> None:
-    """Have accounting and reservations add no counter to a budget that is about to be deleted."""
+def lock_budgets(project_id: int) -> None:
+    """Lock the budgets of a project, of which this transaction changes or deletes some.
+
+    Accounting and reservations wait for its end. To avoid deadlocks, the accounting lock is taken
+    before the rows, and all rows at once, in the order in which ``budgets.reserve`` locks them.
+    """
     with connection.cursor() as cursor:
         hold_lock(cursor)
-    Budget.objects.select_for_update().filter(pk=budget.pk).first()
+    list(Budget.objects.select_for_update().filter(project=project_id).order_by("pk"))
 
 
 def count_spends(budget_id: int) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.db import connection
 from django.db.models.signals import post_save, pre_delete, pre_save
 
 
@@ -25,9 +26,11 @@ class UsageConfig(AppConfig):
 
 
 def _before_budget_is_saved(instance: Any, raw: bool = False, **_: Any) -> None:
-    from inference_site.runs.usage.accounting import forget_other_spends
+    from inference_site.runs.usage.accounting import forget_other_spends, lock_budgets
 
     if not raw and instance.pk is not None:
+        if connection.in_atomic_block:
+            lock_budgets(instance.project_id)
         forget_other_spends(instance)
 
 
@@ -39,6 +42,6 @@ def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
 
 
 def _before_budget_is_deleted(instance: Any, **_: Any) -> None:
-    from inference_site.runs.usage.accounting import lock_for_deletion
+    from inference_site.runs.usage.accounting import lock_budgets
 
-    lock_for_deletion(instance)
+    lock_budgets(instance.project_id)
