@@ -174,6 +174,19 @@ def test_a_refused_embedding_is_mapped(server: UpstreamServer, load: Load) -> No
         load().run(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
 
 
+def test_an_error_with_the_status_200_is_an_error(
+    server: UpstreamServer, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    embed = GenerationRequest("m", operation="embed", prompts=("a",))
+    server.answers = [lambda talk: talk.say(200, {"error": {"message": "Too long.", "code": 400}})]
+    with pytest.raises(InvalidRequest, match="Too long"):
+        load().run(embed, RecordingSink())
+    server.answers = [lambda talk: talk.say(200, {"error": "Unexpected endpoint."})]  # LM Studio.
+    with pytest.raises(GenerationFailed, match="failed"):
+        load().run(embed, RecordingSink())
+    assert "Unexpected endpoint." in caplog.text
+
+
 def tokenizer(server: UpstreamServer, answers: dict[str, Any]) -> None:
     """Answer each path with its object."""
     server.answers = [lambda talk: talk.say(200, answers[server.asked[-1].path])]
