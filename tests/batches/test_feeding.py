@@ -215,6 +215,22 @@ def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
     assert lines[0].resume_at is not None
 
 
+def test_a_model_that_no_worker_serves_leaves_the_slots_of_another_to_its_lines(
+    api_key: Key, worker: str
+) -> None:
+    """One line ran at a time, and none if many lines of the other model came before it."""
+    batch = batch_of_messages(api_key[0], "demo", "demo", *["demo-memory"] * 4)
+    serve(worker, slots=4)
+    feeder, states = Feeder(), batch.lines.order_by("number").values_list("state", flat=True)
+    for running in (0, 0, 1, 4):
+        feeder.feed()
+        begun = ["running"] * running + ["pending"] * (4 - running)
+        assert [*states.all()] == ["pending"] * 2 + begun
+        batch.lines.exclude(resume_at=None).update(resume_at=timezone.now())
+    batch.refresh_from_db()
+    assert batch.model == "demo-memory"
+
+
 def test_a_batch_that_ends_and_is_deleted_while_it_is_cancelled_is_not_found(
     api_key: Key, monkeypatch: pytest.MonkeyPatch
 ) -> None:
