@@ -253,3 +253,28 @@ def test_tokens_that_are_missing_are_a_failure(server: UpstreamServer, load: Loa
         load(flavor="vllm").run(
             GenerationRequest("m", operation="tokenize", prompts=("Hi",)), RecordingSink()
         )
+
+
+@pytest.mark.parametrize("flavor", ["vllm", "llama_cpp"])
+@pytest.mark.parametrize(
+    "tokens", [["a"], [None], [1.5], [1, {"id": 2}], [{"id": "a", "piece": "b"}]]
+)
+def test_what_is_no_token_is_a_failure(
+    server: UpstreamServer, load: Load, flavor: str, tokens: list[Any]
+) -> None:
+    """It was an error of the site, with a traceback in the log."""
+    tokenizer(server, {"/tokenize": {"tokens": tokens}})
+    for with_texts in (False, True):
+        asked = GenerationRequest(
+            "m", operation="tokenize", prompts=("Hi",), token_texts=with_texts
+        )
+        with pytest.raises(GenerationFailed, match="tokens"):
+            load(flavor=flavor).run(asked, RecordingSink())
+
+
+def test_tokens_without_their_texts_are_a_failure(server: UpstreamServer, load: Load) -> None:
+    """Of a llama-server from before it had ``with_pieces``."""
+    tokenizer(server, {"/tokenize": {"tokens": [1, 2]}})
+    asked = GenerationRequest("m", operation="tokenize", prompts=("Hi",), token_texts=True)
+    with pytest.raises(GenerationFailed, match="no texts of tokens"):
+        load(flavor="llama_cpp").run(asked, RecordingSink())
