@@ -56,6 +56,8 @@ _SILENT_S = 5.0
 streams after it has closed its port."""
 _MAX_ERROR_BYTES = 65_536
 _MAX_PAGE_LOGGED = 200
+_EVENTS = (b"data:", b"event:", b":")
+"""Beginnings of a stream of events."""
 MAX_ANSWER_BYTES = 32 * 2**20
 """Bytes of an answer that is no stream of tokens: a JSON object, a transcript or a speech."""
 
@@ -294,9 +296,6 @@ class Upstream:
                     watch.heard()
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, reader.request)
-                    if _is_json(answer.content_type):
-                        reader.whole(await _whole_body(answer))
-                        return
 
                     def take(data: bytes) -> None:
                         watch.heard()
@@ -305,6 +304,9 @@ class Upstream:
 
                     data = await answer.content.readany()
                     self._check_is_no_page(address, answer, data)
+                    if _is_json(answer.content_type, data):
+                        reader.whole(data + await _whole_body(answer))
+                        return
                     # The first token is taken at once, not at the next tick.
                     while data:
                         take(data)
@@ -404,8 +406,10 @@ async def _whole_body(answer: aiohttp.ClientResponse) -> bytes:
     return body
 
 
-def _is_json(content_type: str) -> bool:
-    return content_type == "application/json" or content_type.endswith("+json")
+def _is_json(content_type: str, beginning: bytes) -> bool:
+    """Whether an answer is JSON, and not events under its content type."""
+    is_labelled = content_type == "application/json" or content_type.endswith("+json")
+    return is_labelled and not beginning.lstrip().startswith(_EVENTS)
 
 
 def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:

@@ -435,13 +435,15 @@ def test_the_content_type_of_json_is_read_in_any_case(
     assert chat(engine).text == "Hello"
 
 
-def test_a_stream_may_have_the_content_type_of_a_page(
-    server: UpstreamServer, engine: Engine
+@pytest.mark.parametrize("kind", ["text/html", "application/json"])
+@pytest.mark.parametrize("before", [b"", b": ping\n\n", b"event: completion\n"])
+def test_a_stream_may_have_another_content_type(
+    server: UpstreamServer, engine: Engine, kind: str, before: bytes
 ) -> None:
-    """It is the default of some frameworks."""
+    """They are defaults of frameworks; the official clients do not look at it."""
     chunk = json.dumps(text("<p>")).encode()
-    body = b"data: " + chunk + b"\n\ndata: [DONE]\n\n"
-    server.answers = [lambda talk: talk.say(200, body, Content_Type="text/html")]
+    body = before + b"data: " + chunk + b"\n\ndata: [DONE]\n\n"
+    server.answers = [lambda talk: talk.say(200, body, Content_Type=kind)]
     assert chat(engine).text == "<p>"
 
 
