@@ -56,8 +56,9 @@ _REST_S = 2.0
 after it could not be worked on."""
 _UNSERVED = frozenset({"no_worker", "model_loading", "engine_unavailable"})
 """Codes of the refusal of a line whose model no worker serves now."""
-_UNSERVED_REST_S = 10.0
-"""How long such a line rests, of a batch whose lines may have different models."""
+_UNSERVED_REST = dt.timedelta(seconds=10)
+"""How long such a line rests, of a batch whose lines may have different models. So does one whose
+model's server is away, which would wait in the queue in the place of another line."""
 _STORAGE_REST_S = 15.0
 """How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
@@ -262,6 +263,10 @@ class Feeder:
             try:
                 body = body_of(line, batch.project_id)
                 submission = endpoints()[batch.endpoint].submission_of(caller, body)
+                model = submission.document.request.model
+                if batch.dialect == ANTHROPIC and live_view.away_since(model):
+                    BatchLine.objects.postpone(line, _UNSERVED_REST)
+                    continue
                 begun = BegunLine(line, submission.generation_id, submission.with_row)
                 submit(replace(submission, with_row=begun), batch.request_id(line.number))
             except LineTaken:
@@ -274,7 +279,7 @@ class Feeder:
                     continue
                 if batch.dialect == ANTHROPIC and error.code in _UNSERVED:
                     # Other lines may have other models.
-                    BatchLine.objects.postpone(line, dt.timedelta(seconds=_UNSERVED_REST_S))
+                    BatchLine.objects.postpone(line, _UNSERVED_REST)
                     continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
@@ -289,7 +294,7 @@ class Feeder:
                 BatchLine.objects.end(line, error.status, answer, error.code or error.type)
             else:
                 if batch.dialect == ANTHROPIC:  # Its lines may have different models.
-                    _count_slots_of(batch, submission.document.request.model)
+                    _count_slots_of(batch, model)
             yield batch
 
 
