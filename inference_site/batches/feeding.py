@@ -56,8 +56,9 @@ _REST_S = 2.0
 after it could not be worked on."""
 _UNSERVED = frozenset({"no_worker", "model_loading", "engine_unavailable"})
 """Codes of the refusal of a line whose model no worker serves now."""
-_UNSERVED_REST_S = 10.0
-"""How long such a line rests, of a batch whose lines may have different models."""
+_UNSERVED_REST = dt.timedelta(seconds=10)
+"""How long such a line rests, of a batch whose lines may have different models. So does one whose
+model's server is away, which would wait in the queue in the place of another line."""
 _STORAGE_REST_S = 15.0
 """How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
@@ -82,6 +83,14 @@ class BegunLine:
             self.also.write()
 
 
+def _slots_of(name: str) -> int:
+    """Return the slots that workers have for a model; for a route, those of all of its models."""
+    route = catalogue().routes.get(name)
+    names = [name] if route is None else [spec.id for spec in route.specs]
+    reports = [worker.model(name) for name in names for worker in live_view.serving(name)]
+    return sum(report.slots for report in reports if report is not None)
+
+
 class _Model:
     """A model or route that batches use: how many of their lines may be in the queue, or run."""
 
@@ -92,13 +101,9 @@ class _Model:
     def places(self, in_queue: int) -> int:
         """Return how many more lines there is room for; ``in_queue`` are in the queue or run.
 
-        One line if no worker serves the model: it has a worker load it. A route has the slots of
-        all of its models.
+        One line if no worker serves the model: it has a worker load it.
         """
-        route = catalogue().routes.get(self._name)
-        names = [self._name] if route is None else [spec.id for spec in route.specs]
-        reports = [worker.model(name) for name in names for worker in live_view.serving(name)]
-        slots = sum(report.slots for report in reports if report is not None)
+        slots = _slots_of(self._name)
         if not slots:
             return 1 - in_queue
         # As many wait as the model ends between two passes, and some: more when few are left.
@@ -244,9 +249,11 @@ class Feeder:
 
     def _feed(self, batch: Batch, most: int) -> Iterator[Batch]:
         """Put at most ``most`` lines of a batch into the queue; yield the batch after each."""
-        waiting = BatchLine.objects.filter(batch=batch, state=LineState.PENDING)
-        is_due = Q(resume_at=None) | Q(resume_at__lte=Now())
-        lines = list(waiting.filter(is_due).order_by("number")[:most])
+        waiting = BatchLine.objects.filter(batch=batch, state=LineState.PENDING).order_by("number")
+        is_new, is_due = Q(resume_at=None), Q(resume_at__lte=Now())
+        # Many lines of a model that no worker serves would be tried again before those of others.
+        lines = list(waiting.filter(is_new)[:most]) if batch.dialect == ANTHROPIC else []
+        lines = lines or list(waiting.filter(is_new | is_due)[:most])
         if not lines:
             return
         caller = _caller_of(batch)
@@ -256,6 +263,10 @@ class Feeder:
             try:
                 body = body_of(line, batch.project_id)
                 submission = endpoints()[batch.endpoint].submission_of(caller, body)
+                model = submission.document.request.model
+                if batch.dialect == ANTHROPIC and live_view.away_since(model):
+                    BatchLine.objects.postpone(line, _UNSERVED_REST)
+                    continue
                 begun = BegunLine(line, submission.generation_id, submission.with_row)
                 submit(replace(submission, with_row=begun), batch.request_id(line.number))
             except LineTaken:
@@ -268,7 +279,7 @@ class Feeder:
                     continue
                 if batch.dialect == ANTHROPIC and error.code in _UNSERVED:
                     # Other lines may have other models.
-                    BatchLine.objects.postpone(line, dt.timedelta(seconds=_UNSERVED_REST_S))
+                    BatchLine.objects.postpone(line, _UNSERVED_REST)
                     continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
@@ -281,7 +292,20 @@ class Feeder:
                     logger.error("batch %s, line %d", batch, line.number, exc_info=exc)
                 answer = orjson.dumps(error.shown_at(batch.endpoint))
                 BatchLine.objects.end(line, error.status, answer, error.code or error.type)
+            else:
+                if batch.dialect == ANTHROPIC:  # Its lines may have different models.
+                    _count_slots_of(batch, model)
             yield batch
+
+
+def _count_slots_of(batch: Batch, model: str) -> None:
+    """Have the slots of a line's model bound the lines in the queue if that of the batch has none.
+
+    The batch would be run one line at a time.
+    """
+    if not _slots_of(batch.model) and _slots_of(model):
+        Batch.objects.filter(pk=batch.pk).update(model=model)
+        batch.model = model
 
 
 def _caller_of(batch: Batch) -> Caller | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,10 @@ def batch_of_messages(key: ApiKey, *models: str) -> Batch:
     return batch
 
 
-def serve(worker: str, slots: int) -> None:
-    """Have a worker serve the model ``demo-memory``."""
+def serve(worker: str, slots: int, *others: ModelReport) -> None:
+    """Have a worker serve the model ``demo-memory``, and report others."""
     served = ModelReport("demo-memory", slots, 0, ModelState.READY)
-    Lease(worker, lambda: LiveWorker(worker, (served,))).renew()
+    Lease(worker, lambda: LiveWorker(worker, (served, *others))).renew()
     live_view.forget()
 
 
@@ -213,6 +214,36 @@ def test_a_model_that_no_worker_serves_holds_up_no_line_with_another(
     lines = batch.lines.order_by("number")
     assert [line.state for line in lines] == ["pending", "running", "pending"]
     assert lines[0].resume_at is not None
+
+
+def test_a_model_that_no_worker_serves_leaves_the_slots_of_another_to_its_lines(
+    api_key: Key, worker: str
+) -> None:
+    """One line ran at a time, and none if many lines of the other model came before it."""
+    batch = batch_of_messages(api_key[0], "demo", "demo", *["demo-memory"] * 4)
+    serve(worker, slots=4)
+    feeder, states = Feeder(), batch.lines.order_by("number").values_list("state", flat=True)
+    for running in (0, 0, 1, 4):
+        feeder.feed()
+        begun = ["running"] * running + ["pending"] * (4 - running)
+        assert [*states.all()] == ["pending"] * 2 + begun
+        batch.lines.exclude(resume_at=None).update(resume_at=timezone.now())
+    batch.refresh_from_db()
+    assert batch.model == "demo-memory"
+
+
+def test_a_model_whose_server_is_away_holds_up_no_line_with_another(
+    api_key: Key, worker: str
+) -> None:
+    """Its line waited in the queue, and no other line ran until the server was back."""
+    batch = batch_of_messages(api_key[0], "demo", "demo-memory")
+    away = ModelReport("demo", 4, 0, ModelState.FAILED, away_since=time.time())
+    serve(worker, 4, away)
+    feeder = Feeder()
+    for _ in range(2):
+        feeder.feed()
+    lines = batch.lines.order_by("number")
+    assert [line.state for line in lines] == ["pending", "running"]
 
 
 def test_a_batch_that_ends_and_is_deleted_while_it_is_cancelled_is_not_found(

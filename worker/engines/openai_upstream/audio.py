@@ -128,14 +128,17 @@ class AudioReader:
 
     def whole(self, body: bytes) -> None:
         """Take a transcript as JSON; for a server that does not stream, also in place of events."""
-        if self._speaks:
-            raise GenerationFailed("The model's server sent JSON instead of speech.")
         try:
             answer = orjson.loads(body)
+            if error := answer.get("error"):
+                raise self._errors.in_stream(error, self.request)
+            if self._speaks:
+                raise GenerationFailed("The model's server sent JSON instead of speech.")
             text = answer["text"]
             self._note_usage(answer, text)
         except UNREADABLE as exc:
-            raise GenerationFailed("The model's server sent no transcript.") from exc
+            what = "speech" if self._speaks else "transcript"
+            raise GenerationFailed(f"The model's server sent no {what}.") from exc
         form = self.request.fields.get("response_format", "json")
         if self.request.streams:
             self._send(_event("delta", delta=text))
@@ -163,8 +166,8 @@ class AudioReader:
                 raise GenerationFailed("The model's server sent no transcript.") from exc
             if self.request.fields.get("response_format", "json").endswith("json"):
                 self.whole(bytes(self._text))  # Under another content type.
-            else:
-                self._send(bytes(self._text))
+                return
+            self._send(bytes(self._text))
         elif not self.begun:
             raise GenerationFailed("The model's server sent no speech.")
         self._finish()

@@ -48,8 +48,12 @@ class ChoiceReader:
         by_text = flavor.forces_by_schema or request.forced_grammar is not None
         self._forced = forced_reader(request, index) if request.must_call and by_text else None
         is_bound = request.must_call or request.only_tools
-        names = [tool.name for tool in request.tools] if is_bound else None
-        self._calls = CallReader(index, parallel=request.parallel_tool_calls, names=names)
+        self._calls = CallReader(
+            index,
+            tools=[tool.name for tool in request.tools],
+            only_tools=is_bound,
+            parallel=request.parallel_tool_calls,
+        )
         self._held: tuple[TokenLogprob, ...] = ()
         self._ahead = 0
         """Bytes of the text that came out, less those of its entries, where stop texts are cut."""
@@ -251,7 +255,7 @@ class _Call:
     """One call; ``number`` is set once its first delta, which needs the name, was returned."""
 
     id: str | None = None
-    name: str | None = None
+    name: str = ""
     number: int | None = None
     arguments: list[str] = field(default_factory=list)
 
@@ -269,21 +273,24 @@ class CallReader:
 
     Servers may send the arguments of several calls in turns. The deltas of a call follow each
     other: a call waits until the arguments of the one before it are complete, or the choice ends.
-    Without ``parallel``, calls after the first are dropped: a server may ignore the field. So are
-    calls of other tools than ``names``. A call with the id of another one gets an id of its own,
-    since results name their calls by it.
+    A call whose name is the beginning of another tool's waits for its arguments: the name may come
+    in pieces. Without ``parallel``, calls after the first are dropped: a server may ignore the
+    field. So are calls of other tools than ``tools`` with ``only_tools``. A call with the id of
+    another one gets an id of its own, since results name their calls by it.
     """
 
     def __init__(
-        self, index: int, *, parallel: bool = True, names: Collection[str] | None = None
+        self, index: int, *, tools: Collection[str], only_tools: bool, parallel: bool
     ) -> None:
-        self._index, self._parallel, self._names = index, parallel, names
+        self._index, self._tools = index, tools
+        self._only_tools, self._parallel = only_tools, parallel
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
         self._begun = 0
         self._ids = set[str]()
         self._open: _Call | None = None
         self._waiting: list[_Call] = []
+        self._named_in_part: _Call | None = None
 
     @property
     def any(self) -> bool:
@@ -295,7 +302,7 @@ class CallReader:
         deltas: list[ToolCallDelta] = []
         for piece in pieces:
             function = piece.get("function") or {}
-            name, arguments = function.get("name") or None, function.get("arguments")
+            name, arguments = str(function.get("name") or ""), function.get("arguments")
             if not isinstance(arguments, str):
                 arguments = "" if arguments is None else orjson.dumps(arguments).decode()
             index, call_id = piece.get("index"), piece.get("id") or None
@@ -306,15 +313,20 @@ class CallReader:
                 if index is not None:
                     self._by_index[index] = call
             call.id = call.id or (call_id and str(call_id))
-            call.name = call.name or (name and str(name))
+            if name != call.name:
+                call.name += name
             call.arguments.append(arguments)
             if call is self._open:
                 deltas += [self._delta(call, arguments)] if arguments else []
-            elif call.number is None and call.name is not None and call not in self._waiting:
+            elif call.number is None and call.name and call not in self._waiting:
                 self._waiting.append(call)
-            else:  # It waits for its name or its turn, or its arguments were complete before.
+            elif call is not self._named_in_part:
+                # It waits for its name or its turn, or its arguments were complete before.
                 continue
-            while self._waiting and (self._open is None or self._open.is_complete()):
+            self._named_in_part = call if self._lacks_rest(call) else None
+            while self._waiting and self._waiting[0] is not self._named_in_part:
+                if self._open is not None and not self._open.is_complete():
+                    break
                 deltas += self._begin(self._waiting.pop(0))
         return deltas
 
@@ -328,7 +340,7 @@ class CallReader:
     def _begin(self, call: _Call) -> list[ToolCallDelta]:
         if self._begun and not self._parallel:
             return []
-        if self._names is not None and call.name not in self._names:
+        if self._only_tools and call.name not in self._tools:
             return []
         self._open, call.number, self._begun = call, self._begun, self._begun + 1
         held = "".join(call.arguments)
@@ -348,21 +360,30 @@ class CallReader:
         assert call.number is not None
         return ToolCallDelta(call.number, arguments, index=self._index)
 
-    def _known(self, index: int | None, call_id: str | None, name: str | None) -> _Call | None:
+    def _lacks_rest(self, call: _Call) -> bool:
+        """Whether the rest of the call's name may follow."""
+        has_begun = call.number is not None or any(call.arguments)
+        longer = (tool for tool in self._tools if tool != call.name)
+        return not has_begun and any(tool.startswith(call.name) for tool in longer)
+
+    def _known(self, index: int | None, call_id: str | None, name: str) -> _Call | None:
         """Return the call that a piece continues; None if the piece begins another one."""
         if index is not None:
             known = self._by_index.get(index)
         elif call_id is not None:
             known = next((call for call in self._calls if call.id == call_id), None)
             # A piece may be the first one that has the id of the current call.
-            if known is None and name is None and self._calls and self._calls[-1].id is None:
+            if known is None and not name and self._calls and self._calls[-1].id is None:
                 known = self._calls[-1]
         else:
             known = self._calls[-1] if self._calls else None
         if known is None or not name or not known.arguments:
             return known
-        if known.name not in (None, name):
-            return None
+        if known.name not in ("", name):
+            may_be_rest = known is self._named_in_part and call_id in (None, known.id)
+            whole = known.name + name
+            is_rest = may_be_rest and any(tool.startswith(whole) for tool in self._tools)
+            return known if is_rest else None
         # A piece with a name begins another call once the arguments of the known call are complete,
         # as of servers that give all calls one index; unless the server repeats index, name and id.
         is_other = call_id is not None and call_id != known.id

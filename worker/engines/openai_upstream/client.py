@@ -55,6 +55,9 @@ _SILENT_S = 5.0
 """How long a stream may bring nothing once its server is gone: a server that stops may finish its
 streams after it has closed its port."""
 _MAX_ERROR_BYTES = 65_536
+_MAX_PAGE_LOGGED = 200
+_EVENTS = (b"data:", b"event:", b":")
+"""Beginnings of a stream of events."""
 MAX_ANSWER_BYTES = 32 * 2**20
 """Bytes of an answer that is no stream of tokens: a JSON object, a transcript or a speech."""
 
@@ -209,6 +212,8 @@ class Upstream:
                 raise GenerationFailed("The model's server sent no JSON.") from exc
             if not isinstance(content, dict):
                 raise GenerationFailed("The model's server sent no JSON object.")
+            if error := content.get("error"):
+                raise self.errors.in_stream(error, request)
             return content
 
         return await self._attempt(ask, sink, None)
@@ -291,18 +296,21 @@ class Upstream:
                     watch.heard()
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, reader.request)
-                    if answer.headers.get("content-type", "").startswith("application/json"):
-                        reader.whole(await _whole_body(answer))
-                        return
 
                     def take(data: bytes) -> None:
                         watch.heard()
                         address.heard()
                         reader.feed(data)
 
+                    data = await answer.content.readany()
+                    self._check_is_no_page(address, answer, data)
+                    if _is_json(answer.content_type, data):
+                        reader.whole(data + await _whole_body(answer))
+                        return
                     # The first token is taken at once, not at the next tick.
-                    while not reader.begun and (data := await answer.content.readany()):
+                    while data:
                         take(data)
+                        data = b"" if reader.begun else await answer.content.readany()
                     await self._loop.read(answer.content, take)
                     reader.end()
         except (aiohttp.ClientError, Lost, Silent, _Gone):
@@ -335,6 +343,18 @@ class Upstream:
             address.avoid(_AVOIDED_S if pause_s is None else pause_s)
             raise _NotHere(error, answer.status)
         raise error
+
+    def _check_is_no_page(
+        self, address: Address, answer: aiohttp.ClientResponse, data: bytes
+    ) -> None:
+        """Raise GenerationFailed for a page, such as the login of a proxy.
+
+        Some servers send speech and events under its content type.
+        """
+        if answer.content_type == "text/html" and data.lstrip().startswith(b"<"):
+            page = self._server.without_key(data[:_MAX_PAGE_LOGGED].decode(errors="replace"))
+            logger.error("model %s: %s sends a page: %r", self._id, address.base_url, page)
+            raise GenerationFailed("The model's server sent a page of HTML.")
 
     def _watched(
         self, address: Address, sink: Sink | AnswerReader, reader: AnswerReader | None
@@ -384,6 +404,12 @@ async def _whole_body(answer: aiohttp.ClientResponse) -> bytes:
             f"The model's server sent an answer of more than {MAX_ANSWER_BYTES} bytes."
         )
     return body
+
+
+def _is_json(content_type: str, beginning: bytes) -> bool:
+    """Whether an answer is JSON, and not events under its content type."""
+    is_labelled = content_type == "application/json" or content_type.endswith("+json")
+    return is_labelled and not beginning.lstrip().startswith(_EVENTS)
 
 
 def _is_cut_off(answer: aiohttp.ClientResponse) -> bool:

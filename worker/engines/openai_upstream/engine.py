@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
+import operator
 from array import array
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -250,7 +251,7 @@ class TokenService:
             tokens = (await self._tokens(text, request, sink)).ids
         else:
             body = {key: value for key, value in chat.items() if key in _VLLM_TEMPLATE_FIELDS}
-            tokens = tuple(await self._ask("/tokenize", body, "tokens", list, request, sink))
+            tokens = _ids(await self._ask("/tokenize", body, "tokens", list, request, sink))
             text = await self._text(tokens, request, sink)
         sink.feed(PromptDelta(text, tokens))
         sink.feed(Finish("stop"))
@@ -260,19 +261,19 @@ class TokenService:
         if self._is_llama_cpp:
             body: dict[str, Any] = {"content": text, "add_special": special, "parse_special": True}
             body |= {"with_pieces": with_texts}
-            tokens = await self._ask("/tokenize", body, "tokens", list, request, sink)
-            if not with_texts:
-                return TokensDelta(tuple(tokens))
-            ids = tuple(entry["id"] for entry in tokens)
-            texts = tuple(piece_of(entry).decode("utf-8", "replace") for entry in tokens)
-            return TokensDelta(ids, texts=texts)
-        body = {"prompt": text}
-        body |= {} if special else {"add_special_tokens": False}
-        body |= {"return_token_strs": True} if with_texts else {}
+        else:
+            body = {"prompt": text}
+            body |= {} if special else {"add_special_tokens": False}
+            body |= {"return_token_strs": True} if with_texts else {}
         answer = await self._upstream.post("/tokenize", body, request, sink, at_root=True)
-        return TokensDelta(
-            tuple(_checked(answer, "tokens", list)), texts=tuple(answer.get("token_strs") or ())
-        )
+        tokens, texts = _checked(answer, "tokens", list), answer.get("token_strs") or ()
+        try:
+            if self._is_llama_cpp and with_texts:
+                texts = [piece_of(entry).decode("utf-8", "replace") for entry in tokens]
+                tokens = [entry["id"] for entry in tokens]
+            return TokensDelta(_ids(tokens), texts=tuple(str(each or "") for each in texts))
+        except UNREADABLE as exc:
+            raise GenerationFailed("The model's server sent no texts of tokens.") from exc
 
     async def _text(self, tokens: Any, request: GenerationRequest, sink: Sink) -> str:
         key = "content" if self._is_llama_cpp else "prompt"
@@ -323,6 +324,14 @@ def _checked(answer: dict[str, Any], key: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise GenerationFailed(f"The model's server sent no '{key}'.")
     return value
+
+
+def _ids(tokens: list[Any]) -> tuple[int, ...]:
+    """Return the tokens. Raise GenerationFailed if they are no numbers."""
+    try:
+        return tuple(map(operator.index, tokens))
+    except TypeError as exc:
+        raise GenerationFailed("The model's server sent no tokens.") from exc
 
 
 def piece_of(entry: dict[str, Any]) -> bytes:

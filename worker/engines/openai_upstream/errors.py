@@ -132,12 +132,12 @@ class ErrorReader:
         return self._mapped(status, error, headers, request)
 
     def in_stream(self, error: Any, request: GenerationRequest) -> EngineError:
-        """Return the error for an error object inside a stream."""
+        """Return the error for an error object in a stream, or in a whole answer of status 200."""
         details = _error_of({"error": error})
         code = str(details.get("code", details.get("status")))
         status = int(code) if code.isdecimal() else 500
         if status not in _CLIENT_ERRORS:
-            self._log(status, str(details.get("message", error)), "in a stream, the server")
+            self._log(status, str(details.get("message", error)), "inside an answer, the server")
         return self._mapped(status, details, {}, request)
 
     def _log(self, status: int, message: str, sender: str) -> None:

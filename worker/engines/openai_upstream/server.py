@@ -75,8 +75,8 @@ class Server:
 
     ``model`` is the model's name there; None: see ``Health``. ``template_vars`` are default
     variables of the chat template. ``timeout_s`` bounds the wait for a connection and for each
-    chunk; ``check_every_s`` is the interval of the health checks. ``allowed_addresses`` are the
-    only ones to connect to; None: any. ``socket`` is the path of a unix socket to connect to
+    piece of data; ``check_every_s`` is the interval of the health checks. ``allowed_addresses`` are
+    the only ones to connect to; None: any. ``socket`` is the path of a unix socket to connect to
     instead. ``is_own``: this worker has started it.
     """
 
@@ -400,7 +400,8 @@ class Health:
             self._log(address, f"status {status}: {beginning}")
             raise Fault(f"Model '{self._id}': {url} answers with status {status}.")
         try:
-            entries = orjson.loads(body)["data"]
+            listed = orjson.loads(body)
+            entries = listed if isinstance(listed, list) else listed["data"]  # Together AI.
             names = {str(entry["id"]): str(entry["id"]) for entry in entries}
             aliases = {str(a): str(e["id"]) for e in entries for a in e.get("aliases") or ()}
             contexts = {str(entry["id"]): _context_of(entry) for entry in entries}

@@ -136,6 +136,50 @@ def test_calls_come_out_the_same_whatever_the_server_does(
     assert [piece.call for piece in pieces] == sorted(piece.call for piece in pieces)
 
 
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (
+            [call(id="c1", name="get_"), call(name="weat"), call(name="her", arguments='{"city":'),
+             call(arguments=' "Oslo"}')],
+            [("get_weather", ARGUMENTS)],
+        ),
+        (
+            [call(id="c1", name="get_", arguments=""), call(id="c1", name="time", arguments=""),
+             call(id="c1", arguments=ARGUMENTS)],
+            [("get_time", ARGUMENTS)],
+        ),
+        (
+            [call(0, id="a", name="get"), call(0, name="_time"), call(1, id="b", name="get"),
+             call(1, name="_weather", arguments=ARGUMENTS)],
+            [("get_time", "{}"), ("get_weather", ARGUMENTS)],
+        ),
+        (
+            [call(0, id="a", name="get"), call(0, name="get", arguments="{}")],
+            [("get", "{}")],
+        ),
+        (
+            [call(0, id="a", name="get"), call(1, id="b", name="get_time", arguments="{}")],
+            [("get", "{}"), ("get_time", "{}")],
+        ),
+        (
+            [call(0, id="a", name="get"), call(0, id="b", name="_time", arguments="{}")],
+            [("get", "{}"), ("_time", "{}")],
+        ),
+        ([call(0, id="a", name="get_")], [("get_", "{}")]),
+    ],
+    ids=["without id", "with id", "two", "a name that another begins with, repeated",
+         "a name that another begins with, alone", "another id", "nothing follows"],
+)  # fmt: skip
+def test_a_name_may_come_in_pieces(
+    server: UpstreamServer, engine: Engine, sent: list[Any], expected: list[tuple[str, str]]
+) -> None:
+    server.answers = [chunks(*sent, finish("tool_calls"), usage())]
+    names = ("get", "get_weather", "get_time")
+    sink = chat(engine, tools=tuple(Tool(name, None, {}) for name in names))
+    assert calls(sink) == expected
+
+
 def test_calls_with_the_finish_reason_stop_are_calls(
     server: UpstreamServer, engine: Engine
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,15 @@ def test_a_server_that_lists_no_models_has_the_one_that_the_entry_names(
     engine.run(HELLO, RecordingSink())
     assert (engine.fault, server.body["model"]) == ("", "/data/weights")
     assert "but 0 others" in load().fault
+
+
+def test_list_of_models_may_come_without_its_object(server: UpstreamServer, load: Load) -> None:
+    """Together AI sends the list alone."""
+    entries = [{"id": "org/a", "context_length": 4096}, {"id": "org/b"}]
+    server.list_models = lambda talk: talk.say(200, json.dumps(entries).encode())
+    engine = load(model="org/a")
+    assert (engine.fault, engine.context_length) == ("", 4096)
+    assert "but 2 others" in load(model="org/c").fault
 
 
 @pytest.mark.parametrize("options", [{"model": "ghost"}, {}])

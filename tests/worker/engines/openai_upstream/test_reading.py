@@ -426,6 +426,27 @@ def test_a_server_that_does_not_stream_is_read_too(
     assert sink.usage.output_tokens == 3
 
 
+def test_the_content_type_of_json_is_read_in_any_case(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    whole = {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}
+    kind = "Application/JSON; Charset=UTF-8"
+    server.answers = [lambda talk: talk.say(200, whole, Content_Type=kind)]
+    assert chat(engine).text == "Hello"
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/json"])
+@pytest.mark.parametrize("before", [b"", b": ping\n\n", b"event: completion\n"])
+def test_a_stream_may_have_another_content_type(
+    server: UpstreamServer, engine: Engine, kind: str, before: bytes
+) -> None:
+    """They are defaults of frameworks; the official clients do not look at it."""
+    chunk = json.dumps(text("<p>")).encode()
+    body = before + b"data: " + chunk + b"\n\ndata: [DONE]\n\n"
+    server.answers = [lambda talk: talk.say(200, body, Content_Type=kind)]
+    assert chat(engine).text == "<p>"
+
+
 @given(st.text(max_size=60).map(str.strip), st.lists(st.integers(1, 9), min_size=1))
 def test_cuts_anywhere_leave_the_events_whole(content: str, sizes: list[int]) -> None:
     lines = json.dumps({"text": content}, ensure_ascii=False)

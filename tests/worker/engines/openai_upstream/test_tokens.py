@@ -174,6 +174,19 @@ def test_a_refused_embedding_is_mapped(server: UpstreamServer, load: Load) -> No
         load().run(GenerationRequest("m", operation="embed", prompts=("a",)), RecordingSink())
 
 
+def test_an_error_with_the_status_200_is_an_error(
+    server: UpstreamServer, load: Load, caplog: pytest.LogCaptureFixture
+) -> None:
+    embed = GenerationRequest("m", operation="embed", prompts=("a",))
+    server.answers = [lambda talk: talk.say(200, {"error": {"message": "Too long.", "code": 400}})]
+    with pytest.raises(InvalidRequest, match="Too long"):
+        load().run(embed, RecordingSink())
+    server.answers = [lambda talk: talk.say(200, {"error": "Unexpected endpoint."})]  # LM Studio.
+    with pytest.raises(GenerationFailed, match="failed"):
+        load().run(embed, RecordingSink())
+    assert "Unexpected endpoint." in caplog.text
+
+
 def tokenizer(server: UpstreamServer, answers: dict[str, Any]) -> None:
     """Answer each path with its object."""
     server.answers = [lambda talk: talk.say(200, answers[server.asked[-1].path])]
@@ -240,3 +253,28 @@ def test_tokens_that_are_missing_are_a_failure(server: UpstreamServer, load: Loa
         load(flavor="vllm").run(
             GenerationRequest("m", operation="tokenize", prompts=("Hi",)), RecordingSink()
         )
+
+
+@pytest.mark.parametrize("flavor", ["vllm", "llama_cpp"])
+@pytest.mark.parametrize(
+    "tokens", [["a"], [None], [1.5], [1, {"id": 2}], [{"id": "a", "piece": "b"}]]
+)
+def test_what_is_no_token_is_a_failure(
+    server: UpstreamServer, load: Load, flavor: str, tokens: list[Any]
+) -> None:
+    """It was an error of the site, with a traceback in the log."""
+    tokenizer(server, {"/tokenize": {"tokens": tokens}})
+    for with_texts in (False, True):
+        asked = GenerationRequest(
+            "m", operation="tokenize", prompts=("Hi",), token_texts=with_texts
+        )
+        with pytest.raises(GenerationFailed, match="tokens"):
+            load(flavor=flavor).run(asked, RecordingSink())
+
+
+def test_tokens_without_their_texts_are_a_failure(server: UpstreamServer, load: Load) -> None:
+    """Of a llama-server from before it had ``with_pieces``."""
+    tokenizer(server, {"/tokenize": {"tokens": [1, 2]}})
+    asked = GenerationRequest("m", operation="tokenize", prompts=("Hi",), token_texts=True)
+    with pytest.raises(GenerationFailed, match="no texts of tokens"):
+        load(flavor="llama_cpp").run(asked, RecordingSink())
