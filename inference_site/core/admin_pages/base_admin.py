@@ -60,8 +60,8 @@ _TIME_LIMIT_S = 0.08
 _BEFORE, _AFTER = "before", "after"
 SHOWN = "shown"
 """The hidden input with the ``shown_state`` of a page."""
-API_USER = "organization API"
-"""No form takes this name: it has a space."""
+API_USER, COMMAND_USER = "organization API", "command line"
+"""Users of the audit log, as whom nobody can log in. No form takes the names: they have spaces."""
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 """Suffixes that Django's list filters add to the name of their field."""
 
@@ -85,16 +85,22 @@ def log_entry(user_id: int, target: Model | str, message: str, flag: int = CHANG
 
 
 def log_entry_of_key(target: Model, message: str, flag: int = CHANGE) -> None:
-    """Write an entry by an API key, which the message names.
+    """Write an entry by an API key, which the message names; its user is ``API_USER``."""
+    log_entry(_nobody(API_USER), target, message, flag)
 
-    The audit log has users: it is the entry of one with the name ``API_USER``, as whom nobody can
-    log in.
-    """
+
+def log_entry_of_command(target: Model | str, message: str, flag: int = CHANGE) -> None:
+    """Write an entry by a command, which the message names; its user is ``COMMAND_USER``."""
+    log_entry(_nobody(COMMAND_USER), target, message, flag)
+
+
+def _nobody(name: str) -> int:
+    """Return the id of a user as whom nobody can log in: the audit log has users."""
     users = get_user_model()._default_manager
     user, _ = users.get_or_create(
-        username=API_USER, defaults={"is_active": False, "password": make_password(None)}
+        username=name, defaults={"is_active": False, "password": make_password(None)}
     )
-    log_entry(user.pk, target, message, flag)
+    return int(user.pk)
 
 
 def form_changes(form: Any) -> list[str]:
