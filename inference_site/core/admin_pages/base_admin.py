@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR
@@ -391,11 +391,20 @@ class SiteAdmin(ModelAdmin):
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Run an action on the chosen rows. What is no id chooses none; Django fails there."""
+        """Run an action on the chosen rows. What is no id chooses none; Django fails there.
+
+        Rows that another user has deleted since are told: an action on none would say that it was
+        done.
+        """
         posted: Any = request.POST.copy()
         chosen = [one for one in posted.getlist(ACTION_CHECKBOX_NAME) if id_of(one) is not None]
         posted.setlist(ACTION_CHECKBOX_NAME, chosen)
         request.POST = posted
+        is_of_all = posted.get("select_across", "0") != "0"
+        if chosen and not is_of_all and not queryset.filter(pk__in=chosen).exists():
+            text = "Nothing was done: what was chosen is not in the list any more."
+            messages.warning(request, text)
+            return None
         return super().response_action(request, queryset, *args, **kwargs)
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
