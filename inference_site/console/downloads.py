@@ -8,6 +8,7 @@ import io
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import orjson
 from asgiref.sync import sync_to_async
@@ -23,6 +24,7 @@ from inference_site.accounts.models import ApiKey, Project
 from inference_site.console.request_columns import LoggedRequest
 from inference_site.console.request_filters import (
     ENDPOINTS,
+    FILTER_NAMES,
     LogFilters,
     filters_of,
 )
@@ -35,6 +37,9 @@ from inference_site.runs.usage.queries import csv_row
 
 FORMS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 """The content type by the form of a download."""
+
+_OF_PEOPLE = frozenset({"user", "tag", "metadata"})
+"""Filters whose values may be of an end user."""
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -74,6 +79,19 @@ def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
+def log_export(request: HttpRequest, what: str, form: str, names: Sequence[str]) -> None:
+    """Write the entry of a download with its filters, which have these names.
+
+    Of a filter by end user or metadata only the name: ``manage.py forget`` does not read entries.
+    """
+    given = {name: value for name in names if (value := request.GET.get(name))}
+    shown = {name: value[:100] for name, value in given.items() if name not in _OF_PEOPLE}
+    parts = [urlencode(shown)] if shown else []
+    parts += [f"a filter by {name}" for name in given if name in _OF_PEOPLE]
+    chosen = f": {', '.join(parts)}" if parts else ""
+    log_action(request, what, f"Exported as {form}{chosen}.")
+
+
 MAX_EXPORTED = 100_000
 """Requests of one download, the newest; a day of a busy site."""
 _BATCH = 500
@@ -97,7 +115,7 @@ def export(request: HttpRequest) -> HttpResponseBase:
     if filters.words or form not in FORMS:
         messages.warning(request, "A search for words cannot be downloaded: use other filters.")
         return HttpResponseRedirect(f"{reverse('admin:requests')}?{request.GET.urlencode()}")
-    log_action(request, "Requests", f"Exported as {form}.")
+    log_export(request, "Requests", form, FILTER_NAMES)
     return download("requests", form, _COLUMNS, _batches(replace(filters, sort="", page=1)))
 
 

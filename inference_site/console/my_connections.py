@@ -20,12 +20,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import get_object_or_404
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.text import capfirst
 from django.views.decorators.http import require_GET, require_POST
 
 from inference_site.core.admin_pages.base_admin import log_action
 from inference_site.mcp.access import NotUsable, allowed_addresses, unseal_secret
-from inference_site.mcp.connections import disconnect, save_grant
-from inference_site.mcp.grants import Attempt, seal, unseal_attempt, unseal_client
+from inference_site.mcp.connections import disconnect, save_grant, why_ended
+from inference_site.mcp.grants import Attempt, SiteClient, seal, unseal_attempt, unseal_client
 from inference_site.mcp.models import McpConnection, McpServer
 
 PERMISSION = "accounts.make_own_key"
@@ -54,7 +55,6 @@ def connect(request: HttpRequest, pk: int) -> HttpResponse:
     path = reverse("admin:my-connection-made")
     # At the site's address, not at one that a client has sent.
     back = f"{settings.SITE_URL}{path}" if settings.SITE_URL else request.build_absolute_uri(path)
-    has_registration = bool(server.registration) and not server.oauth_client_id
     try:
         wanted = authorization.Wanted(
             url=server.url,
@@ -63,7 +63,7 @@ def connect(request: HttpRequest, pk: int) -> HttpResponse:
             client_id=server.oauth_client_id,
             client_secret=unseal_secret(server.oauth_secret) if server.oauth_secret else "",
             scope=server.oauth_scope,
-            registration=unseal_client(server.registration) if has_registration else None,
+            registration=_registered(server),
         )
         begun = authorization.begin(wanted, allowed_addresses())
     except (NotUsable, authorization.AuthorizationFailed) as exc:
@@ -147,12 +147,11 @@ def _page(request: HttpRequest, going_to: dict[str, Any] | None = None) -> HttpR
         connection = own.get(server.pk)
         if connection is None:
             state = {"label": "idle", "word": "not connected", "sentence": ""}
-        elif connection.grant and connection.server_url == server.url:
-            state = {"label": "active", "word": "connected", "sentence": "Your keys use it."}
-        else:
-            reason = connection.error.rstrip(".") or "The server has another address now"
-            sentence = f"{reason}. Connect again."
+        elif reason := why_ended(server, connection):
+            sentence = f"{capfirst(reason)}. Connect again."
             state = {"label": "failed", "word": "ended", "sentence": sentence}
+        else:
+            state = {"label": "active", "word": "connected", "sentence": "Your keys use it."}
         rows.append({"server": server, "connection": connection, "state": state})
     context = {
         **admin.site.each_context(request),
@@ -168,6 +167,16 @@ def _servers(request: HttpRequest) -> QuerySet[McpServer]:
     is_open = Q(projects=None) | Q(projects__members=_user_id(request))
     is_open |= Q(projects__is_playground=True)
     return McpServer.objects.filter(is_open, is_active=True, is_per_user=True).distinct()
+
+
+def _registered(server: McpServer) -> SiteClient | None:
+    """Return the client that the site has registered there. Without one, it registers again."""
+    if not server.registration or server.oauth_client_id:
+        return None
+    try:
+        return unseal_client(server.registration)
+    except NotUsable:  # Another SECRET_KEY encrypted it.
+        return None
 
 
 def _attempt(request: HttpRequest, sealed: str) -> Attempt | None:

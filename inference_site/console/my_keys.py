@@ -97,8 +97,8 @@ def my_keys(request: HttpRequest) -> HttpResponse:
 @require_POST
 def act_on_my_key(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     """Rotate or revoke a key of the user, or end its old secret. Raise Http404 for others' keys."""
-    key = get_object_or_404(_own_keys(request), pk=pk, revoked_at=None)
-    if action == "rotate":
+    key = get_object_or_404(_own_keys(request), pk=pk)
+    if action == "rotate" and key.revoked_at is None:
         secret = rotate_key(key, ROTATION_OVERLAP)
         log_action(request, key, "Rotated.")
         return _secret_page(request, key, secret)

@@ -21,7 +21,7 @@ from django.utils.safestring import SafeString
 
 from inference_site.accounts.models import END_USER, TAG
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.console.downloads import download
+from inference_site.console.downloads import download, log_export
 from inference_site.console.request_filters import key_within, offered_keys, project_form
 from inference_site.console.tiles import (
     LOWEST,
@@ -43,7 +43,7 @@ from inference_site.console.usage_table import (
     downloaded,
     downloaded_columns,
 )
-from inference_site.core.admin_pages.base_admin import SPANS, id_of, log_action
+from inference_site.core.admin_pages.base_admin import SPANS, id_of
 from inference_site.core.admin_pages.labels import milliseconds
 from inference_site.core.site_settings.models import LONGEST_TAG, site_settings
 from inference_site.runs.usage.models import (
@@ -285,6 +285,10 @@ RANGES = (
 )
 
 
+FILTER_NAMES = ("range", "from", "to", "project", "key", "model", "by", "user", "tag")
+"""Query parameters of the filters."""
+
+
 @dataclass(frozen=True, slots=True)
 class UsageFilters:
     """The filters of the page; ``range`` is the id of a range or ``CUSTOM``, ``group`` a key of
@@ -486,7 +490,7 @@ def usage_download(request: HttpRequest, form: str) -> HttpResponseBase:
     """Download the usage of the home page by bucket, project, key and model, and by the end user or
     tag of its filter or table."""
     filters = filters_of(request.GET, timezone.now(), has_dimensions=may_see_values(request.user))
-    log_action(request, "Usage", f"Exported as {form}.")
+    log_export(request, "Usage", form, FILTER_NAMES)
     columns = downloaded_columns(filters.group, filters.span)
     rows = downloaded(filters.group, filters.span)
     return download(f"usage-{filters.range}", form, columns, rows)

@@ -147,6 +147,17 @@ def unseal_secret(sealed: str) -> str:
         raise NotUsable("its credentials were encrypted with another SECRET_KEY") from exc
 
 
+def credentials_error(server: McpServer) -> str:
+    """Return why the credentials of a server cannot be read; an empty text if they can."""
+    try:
+        unseal_headers(server.credentials)
+        if server.oauth_secret:
+            unseal_secret(server.oauth_secret)
+    except NotUsable as exc:
+        return str(exc)
+    return ""
+
+
 def registered_endpoint(server: McpServer) -> Endpoint:
     """Return where a registered server is. Raise NotUsable if its credentials cannot be read."""
     headers = unseal_headers(server.credentials)

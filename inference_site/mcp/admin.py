@@ -19,6 +19,7 @@ from inference_site.mcp.access import (
     NotUsable,
     check_headers,
     check_url,
+    credentials_error,
     registered_endpoint,
     seal_headers,
     seal_secret,
@@ -29,6 +30,8 @@ from inference_site.mcp.models import McpConnection, McpServer
 
 HIDDEN = "(hidden)"
 """Shown in place of the value of a header; a form that is sent with it keeps the value."""
+UNREADABLE = "(unreadable, because another SECRET_KEY encrypted them)"
+"""Shown in place of all headers then; a form that is sent with it keeps what is stored."""
 _OAUTH = ("oauth_issuer", "oauth_client_id")
 _OF_GRANTS = frozenset({"url", "is_per_user", *_OAUTH})
 """The fields for whose values users have connected; what they authorised ends with a change."""
@@ -67,8 +70,7 @@ class McpServerForm(forms.ModelForm[McpServer]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if "secret_headers" in self.fields and self.instance.pk:
-            lines = (f"{name}: {HIDDEN}" for name in self._stored_headers())
-            self.fields["secret_headers"].initial = "\n".join(lines)
+            self.fields["secret_headers"].initial = self._shown_headers()
 
     def clean_url(self) -> str:
         """Return the address. Raise ValidationError if no server can be there."""
@@ -83,9 +85,13 @@ class McpServerForm(forms.ModelForm[McpServer]):
         """Encrypt the headers; a hidden value is the stored one, if the address is the same."""
         values = super().clean() or self.cleaned_data
         has_moved = "url" in self.changed_data
+        sent = str(values.get("secret_headers") or "").strip()
+        if not has_moved and sent == UNREADABLE == self._shown_headers():
+            self._clean_oauth(values)
+            return values
         stored = {} if has_moved else self._stored_headers()
         headers = dict[str, str]()
-        for line in str(values.get("secret_headers") or "").splitlines():
+        for line in sent.splitlines():
             name, colon, value = (part.strip() for part in line.partition(":"))
             if not line.strip():
                 continue
@@ -130,6 +136,13 @@ class McpServerForm(forms.ModelForm[McpServer]):
             self.instance.oauth_secret = ""  # A client of users may have none.
         elif client_id and not is_per_user and (has_moved or not self.instance.oauth_secret):
             self.add_error("oauth_client_secret", "Write it: it is new, or the address is.")
+
+    def _shown_headers(self) -> str:
+        try:
+            stored = unseal_headers(self.instance.credentials)
+        except NotUsable:
+            return UNREADABLE
+        return "\n".join(f"{name}: {HIDDEN}" for name in stored)
 
     def _stored_headers(self) -> dict[str, str]:
         try:
@@ -194,6 +207,8 @@ class McpServerAdmin(SiteAdmin):
 
     @admin.display(description="health")
     def health(self, server: McpServer) -> SafeString | str:
+        if error := credentials_error(server):
+            return format_html("{} {}", status_label("failed"), error)
         if server.checked_at is None:
             return "not checked yet"
         if not server.error:

@@ -92,6 +92,22 @@ def save_grant(server: McpServer, user_id: int, grant: Grant) -> None:
     )
 
 
+def why_ended(server: McpServer, connection: McpConnection) -> str:
+    """Return why a connection is of no use any more; an empty text if it is."""
+    if not connection.grant or connection.server_url != server.url:
+        return connection.error.rstrip(".") or "the server has another address now"
+    return "" if is_readable(connection) else "another SECRET_KEY encrypted it"
+
+
+def is_readable(connection: McpConnection) -> bool:
+    """Whether this ``SECRET_KEY`` encrypted the tokens of a connection."""
+    try:
+        unseal_grant(connection.grant)
+    except NotUsable:
+        return False
+    return True
+
+
 def disconnect(connection: McpConnection) -> bool:
     """Delete a connection, and end its access at the authorization server.
 
@@ -144,8 +160,7 @@ def _usable(server: McpServer, connection: McpConnection | None) -> Grant:
     """Return the grant of a connection. Raise NotConnected if it has none for this server."""
     if connection is None:
         _ask_to_connect(server, f"you are not connected to the MCP server '{server.label}'")
-    if not connection.grant or connection.server_url != server.url:
-        why = connection.error.rstrip(".") or "the server has another address now"
+    if why := why_ended(server, connection):
         _ask_to_connect(
             server, f"your connection to the MCP server '{server.label}' has ended: {why}"
         )

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import ADDITION, LogEntry
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
@@ -259,6 +260,18 @@ def test_the_command_prints_the_key_and_nothing_else() -> None:
     assert caller is not None
     record = ApiKey.objects.get(pk=caller.api_key_id)
     assert (record.name, record.project.name) == ("laptop", "new")
+
+
+@pytest.mark.django_db
+def test_a_key_of_the_command_is_in_the_audit_log() -> None:
+    create_api_key("--project", "new", "--name", "laptop")
+    said = ("command line", ADDITION, "Made by manage.py create_api_key.")
+    entries = LogEntry.objects.values_list("user__username", "action_flag", "change_message")
+    assert list(entries) == [said, said]
+    assert {str(entry.get_edited_object()) for entry in LogEntry.objects.all()} == {
+        str(Project.objects.get()),
+        str(ApiKey.objects.get()),
+    }
 
 
 def test_the_command_uses_an_existing_project(project: Project) -> None:

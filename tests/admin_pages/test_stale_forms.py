@@ -143,6 +143,19 @@ def test_settings_that_were_changed_meanwhile_are_not_taken_back(ada: Client, be
     assert (stored.responses_days, stored.files_days) == (30, 5)
 
 
+@pytest.mark.parametrize("action", ["test", "rotate", "delete_selected"])
+def test_an_action_on_what_was_deleted_meanwhile_says_that_nothing_was_done(
+    ada: Client, action: str
+) -> None:
+    """It said that a test was on its way, and showed a page of secrets without any."""
+    gone = Endpoint.objects.create(way="email", address="a@example.org")
+    form = {"action": action, "index": "0", "_selected_action": [gone.pk]}
+    gone.delete()
+    text = text_of(ada.post("/admin/outbox/endpoint/", form, follow=True))
+    assert "Nothing was done: what was chosen is not in the list any more." in text
+    assert "on its way" not in text
+
+
 def test_a_form_with_an_error_is_sent_again_when_it_is_corrected(
     ada: Client, project: Project
 ) -> None:

@@ -102,6 +102,17 @@ def test_the_first_stop_of_the_tabulator_skips_the_menu(page: Page) -> None:
     assert page.evaluate("document.getElementById('content').contains(document.activeElement)")
 
 
+def test_a_switch_of_a_form_shows_the_focus(page: Page) -> None:
+    page.goto("/admin/mcp_servers/mcpserver/add/")
+    settled(page)
+    switch = page.get_by_label("Active")
+    switch.focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    expect(switch).to_be_focused()
+    expect(switch).to_have_css("outline-style", "solid")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_question_mark_shows_the_shortcuts_unless_it_is_typed(
     open_page: Callable[..., Page], scheme: str

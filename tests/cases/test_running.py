@@ -83,3 +83,7 @@ def test_without_redis_the_form_of_a_run_says_so(
     page = admin.post(f"/admin/cases/caseset/{case_set.pk}/run/", form)
     assert page.status_code == 200
     assert page.context["run_form"].errors == {"__all__": ["The queue is not reachable."]}
+    case_set.add([SavedAnswer("chatcmpl-1", {}, "one")])
+    text = admin.post(f"/admin/cases/caseset/{case_set.pk}/run/").content.decode()
+    assert 'aria-describedby="id_model_error"' in text
+    assert 'id="id_model_error"' in text

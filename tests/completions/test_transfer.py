@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
@@ -40,6 +41,19 @@ def test_messages_that_could_not_be_read_are_refused(
     with pytest.raises(CommandError, match="Line 3: the messages of chatcmpl-2 cannot be read"):
         call_command("import_project", "new", tmp_path / "export", "--create")
     assert not StoredCompletion.objects.exists()
+
+
+def test_exports_and_imports_are_in_the_audit_log(project: Project, tmp_path: Path) -> None:
+    call_command("export_project", project.name, tmp_path / "export")
+    for _ in range(2):
+        call_command("import_project", "new", tmp_path / "export", "--create")
+    entries = LogEntry.objects.order_by("pk").values_list("object_repr", "change_message")
+    imported = ("new", "Imported by manage.py import_project.")
+    assert list(entries) == [
+        (project.name, "Exported by manage.py export_project."),
+        ("new", "Made by manage.py import_project."),
+        *(imported, imported),
+    ]
 
 
 def test_a_filter_by_time_shows_what_is_younger_than_the_rows_that_were_imported_after_it(

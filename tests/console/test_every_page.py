@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -220,6 +221,20 @@ def test_a_filter_finds_a_project_by_typing_and_keeps_the_rest_of_the_address(
     box = {"app_label": "accounts", "model_name": "apikey", "field_name": "project"}
     found = admin.get("/admin/autocomplete/", {**box, "term": "oth"}).json()["results"]
     assert found == [{"id": str(other.pk), "text": "other"}]
+
+
+def test_what_describes_a_field_is_on_its_page(admin: Client) -> None:
+    """Screen readers read the help text and the errors with the field that names them."""
+    missing = {
+        (address, ask.__name__, one)
+        for address in ("/admin/mcp_servers/mcpserver/add/", "/admin/password_change/")
+        for ask in (admin.get, admin.post)
+        for text in (ask(address).content.decode(),)
+        for named in re.findall(r'aria-describedby="([^"]+)"', text)
+        for one in named.split()
+        if f'id="{one}"' not in text
+    }
+    assert missing == set()
 
 
 def test_only_the_number_of_an_object_is_its_id(admin: Client, api_key: tuple[ApiKey, str]) -> None:

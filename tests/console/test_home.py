@@ -251,7 +251,8 @@ def test_the_selection_is_downloaded_as_csv(admin: Client, api_key: Key, other_k
     [row] = csv.DictReader(downloaded(admin, f"/admin/usage.csv?{urlencode(query)}").splitlines())
     assert (row["project"], row["key"], row["model"]) == ("other", "other key", "small")
     assert (row["requests"], row["input_tokens"]) == ("1", "100")
-    assert LogEntry.objects.latest("pk").change_message == "Exported as csv."
+    said = f"Exported as csv: range=1h&project={other_key.project_id}."
+    assert LogEntry.objects.latest("pk").change_message == said
 
 
 def test_the_download_needs_the_usage_permission(admin: Client) -> None:

@@ -99,6 +99,8 @@ def test_a_limit_is_at_most_that_of_the_project_and_a_day_is_to_come(
     ):
         text = maker.post(PAGE, form(project, **wrong)).content.decode()
         assert 'class="reason"' in text, wrong
+        for described in re.findall(r'aria-describedby="([^"]+)"', text):
+            assert all(f'id="{one}"' in text for one in described.split()), wrong
     assert not ApiKey.objects.exists()
     day = timezone.now() + dt.timedelta(days=2)
     secret = make(maker, project, tokens_per_minute="100", expires_on=f"{day:%Y-%m-%d}")
@@ -152,7 +154,10 @@ def test_the_buttons_rotate_end_and_revoke_ones_own_key(maker: Client, project: 
     assert maker.get(f"{PAGE}{key.pk}/revoke/").status_code == 405
     maker.post(f"{PAGE}{key.pk}/revoke/")
     assert find_caller(new) is None
-    assert maker.post(f"{PAGE}{key.pk}/rotate/").status_code == 404
+    for action in ("rotate", "revoke", "end-old"):  # In another tab, whose page is older.
+        text = maker.post(f"{PAGE}{key.pk}/{action}/", follow=True).content.decode()
+        assert "Nothing was changed: the key has changed meanwhile." in text
+        assert SECRET.findall(text) == []
 
 
 def test_a_key_stops_with_its_user(maker: Client, project: Project) -> None:

@@ -247,12 +247,14 @@ def test_a_download_has_every_request_once_and_is_audited(
     users = [rows[1]["end_user"], rows[2]["end_user"]]
     assert users == ["'=1+1", "'\n=1+1"], "no formula"
     assert rows[1]["duration_ms"] == "7000.0"
-    lines = downloaded(admin, f"{LOG}export/?format=jsonl&user=ada").splitlines()
+    query = "format=jsonl&user=ada&kind=chat.completion"
+    lines = downloaded(admin, f"{LOG}export/?{query}").splitlines()
     assert len(lines) == 6
     costs = [json.loads(line)["cost"] for line in lines]
     assert (costs[0], costs[-1]) == ("1.250000000", "0.000000000")
     entry = LogEntry.objects.latest("pk")
-    assert (entry.object_repr, entry.change_message) == ("Requests", "Exported as jsonl.")
+    said = "Exported as jsonl: kind=chat.completion, a filter by user."
+    assert (entry.object_repr, entry.change_message) == ("Requests", said)
 
 
 def test_downloads_and_metadata_are_by_permission(

@@ -62,6 +62,8 @@ def test_settings_are_changed_and_the_audit_log_has_old_and_new_values(admin: Cl
 def test_a_wrong_retention_is_refused(admin: Client, days: str) -> None:
     text = admin.post(PAGE, {"responses_days": days}).content.decode()
     assert 'class="reason"' in text
+    for described in re.findall(r'aria-describedby="([^"]+)"', text):
+        assert all(f'id="{one}"' in text for one in described.split())
     assert not SiteSettings.objects.exists()
 
 

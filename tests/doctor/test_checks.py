@@ -9,12 +9,15 @@ import psycopg
 import pytest
 import redis
 from django.conf import settings as site_settings
+from django.contrib.auth import get_user_model
 from django.db import OperationalError, connections
 from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport
 from inference_site.core import environment
+from inference_site.mcp.access import seal_headers
+from inference_site.mcp.models import McpConnection, McpServer
 from inference_site.ops.doctor import checks
 from inference_site.ops.doctor.checks import Finding, Level, guarded
 from inference_site.ops.serve.services import RedisServer
@@ -175,6 +178,21 @@ def test_a_role_of_single_sign_on_that_does_not_exist_is_named(settings: Setting
     assert (finding.level, finding.found[-5:]) == ("warn", "viewr")
     settings.OIDC_ROLES = {"ops": "operator"}
     assert levels(checks.check_single_sign_on()) == {"single sign-on": ["ok"]}
+
+
+@pytest.mark.django_db
+def test_credentials_of_mcp_servers_that_another_secret_key_encrypted_are_named(
+    settings: Settings,
+) -> None:
+    credentials = seal_headers({"X-Team": "blue"})
+    McpServer.objects.create(label="open", url="https://open.example.org/")
+    server = McpServer.objects.create(label="files", url="https://f.test/", credentials=credentials)
+    user = get_user_model().objects.create_user("ada")
+    McpConnection.objects.create(server=server, user=user, grant="of another key")
+    found = {"MCP server files": ["ok"], "connections to MCP servers": ["warn"]}
+    assert levels(checks.check_mcp_servers()) == found
+    settings.SECRET_KEY = "another"
+    assert levels(checks.check_mcp_servers()) == found | {"MCP server files": ["fail"]}
 
 
 @pytest.fixture

@@ -168,6 +168,19 @@ def test_a_call_after_the_end_of_a_connection_has_the_error_in_its_item(
     assert NOT_CONNECTED in call["error"]["message"]
 
 
+def test_a_user_connects_again_after_a_change_of_the_secret_key(
+    site: McpSite, ada: Member, oauth: RunningOAuthServer
+) -> None:
+    connected(site, ada)
+    site.stack.sql("UPDATE mcp_servers_mcpserver SET registration = 'of another key'")
+    site.stack.sql("UPDATE mcp_servers_mcpconnection SET \"grant\" = 'of another key'")
+    page = ada.browser.get(PAGE).text
+    assert "Another SECRET_KEY encrypted it. Connect again." in page
+    assert NOT_CONNECTED in answer(site, ada.key)["error"]
+    assert "Connected to guarded." in connected(site, ada)
+    assert answer(site, ada.key)["output"].startswith("authorization ")
+
+
 def test_of_many_requests_and_processes_at_once_one_refreshes(
     site: McpSite, ada: Member, oauth: RunningOAuthServer
 ) -> None:

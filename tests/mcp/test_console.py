@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.contrib.auth import get_user_model
 from django.test import Client
 from pytest_django.fixtures import Settings
 
@@ -62,6 +63,27 @@ def test_credentials_do_not_follow_a_changed_address(admin: Client) -> None:
     assert "the address has changed" in answer.content.decode()
     server.refresh_from_db()
     assert server.url == FORM["url"]
+
+
+def test_credentials_that_another_secret_key_encrypted_are_told_and_kept(
+    admin: Client, settings: Settings
+) -> None:
+    admin.post(ADD, FORM)
+    server = McpServer.objects.get()
+    page, stored = f"{LIST}{server.pk}/change/", server.credentials
+    settings.SECRET_KEY = "another"
+    admin.force_login(get_user_model().objects.get())  # The session was of the other key.
+    for address in (LIST, page):
+        assert "were encrypted with another SECRET_KEY" in admin.get(address).content.decode()
+    shown = admin.get(page).context["adminform"].form["secret_headers"].value()
+    assert admin.post(page, {**FORM, "secret_headers": shown}).status_code == 302
+    server.refresh_from_db()
+    assert server.credentials == stored
+    mixed = {**FORM, "secret_headers": f"{shown}\nX-Team: red"}
+    assert "A line must be NAME: VALUE." in admin.post(page, mixed).content.decode()
+    assert admin.post(page, {**FORM, "secret_headers": "X-Team: red"}).status_code == 302
+    server.refresh_from_db()
+    assert unseal_headers(server.credentials) == {"X-Team": "red"}
 
 
 @pytest.mark.parametrize(

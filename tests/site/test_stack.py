@@ -9,11 +9,13 @@ import socket
 import stat
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.conf import LazySettings
 from django.contrib.auth import get_user_model
+from django.core.management import call_command
 
 from inference_site.ops.serve import services
 from inference_site.ops.serve.processes import Child
@@ -95,6 +97,12 @@ def test_without_a_file_for_the_first_key_there_is_neither_key_nor_admin(tmp_pat
     assert created.admin_password
     assert created.api_key == (tmp_path / "api_key").read_text()
     assert create_first_secrets(tmp_path) == FirstSecrets(None, None)
+
+
+@pytest.mark.django_db
+def test_a_site_whose_first_key_was_made_by_the_command_gets_its_first_user(tmp_path: Path) -> None:
+    call_command("create_api_key", "--name", "laptop", stdout=StringIO())
+    assert create_first_secrets(tmp_path).admin_password
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65_536])

@@ -10,6 +10,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.utils import timezone
@@ -190,6 +191,17 @@ def test_a_forgotten_end_user_is_not_counted_any_more_also_not_later(
     assert requests_by_value(END_USER) == {"bob": 1}
     with pytest.raises(CommandError, match="--user is not valid UTF-8"):
         call_command("forget", "--user", "m\udcfcller", stdout=out)
+
+
+def test_what_commands_change_is_in_the_audit_log_without_the_end_user(api_key: Key) -> None:
+    name = api_key[0].project.name
+    call_command("forget", "--user", "ann", "--project", name, stdout=StringIO())
+    call_command("forget", "--user", "ann", stdout=StringIO())
+    check("--rebuild")
+    entries = LogEntry.objects.order_by("pk").values_list("object_repr", "change_message")
+    forgot = "manage.py forget deleted what was stored of an end user."
+    rebuilt = ("Usage", "Rebuilt by manage.py usage.")
+    assert list(entries) == [(name, forgot), ("All projects", forgot), rebuilt]
 
 
 def test_end_users_are_kept_as_long_as_the_generations(api_key: Key) -> None:

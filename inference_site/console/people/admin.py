@@ -28,7 +28,7 @@ from inference_site.console.people.password_links import (
     make_link,
     sends_mail,
 )
-from inference_site.core.admin_pages.base_admin import API_USER, SiteAdmin
+from inference_site.core.admin_pages.base_admin import API_USER, COMMAND_USER, SiteAdmin
 from inference_site.core.admin_pages.labels import status_label, time_label
 
 ACTIONS = {"view": "See", "add": "Add", "change": "Change", "delete": "Delete"}
@@ -188,9 +188,9 @@ class StaffAdmin(UserAdmin[User], AccessAdmin):  # type: ignore[misc]  # The the
     actions = ("make_links",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
-        """Read the roles of all users in one query. The user of the organization API is none."""
+        """Read the roles of all users in one query. Those of the audit log alone are none."""
         users: QuerySet[User] = super().get_queryset(request)
-        return users.exclude(username=API_USER).prefetch_related("groups")
+        return users.exclude(username__in=(API_USER, COMMAND_USER)).prefetch_related("groups")
 
     @admin.display(description="roles")
     def roles(self, user: User) -> str:

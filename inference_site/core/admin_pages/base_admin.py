@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.views.main import ERROR_FLAG, PAGE_VAR
@@ -60,8 +60,8 @@ _TIME_LIMIT_S = 0.08
 _BEFORE, _AFTER = "before", "after"
 SHOWN = "shown"
 """The hidden input with the ``shown_state`` of a page."""
-API_USER = "organization API"
-"""No form takes this name: it has a space."""
+API_USER, COMMAND_USER = "organization API", "command line"
+"""Users of the audit log, as whom nobody can log in. No form takes the names: they have spaces."""
 _LOOKUPS = ("", "__exact", "__isnull", "__isempty", "__id__exact")
 """Suffixes that Django's list filters add to the name of their field."""
 
@@ -85,16 +85,22 @@ def log_entry(user_id: int, target: Model | str, message: str, flag: int = CHANG
 
 
 def log_entry_of_key(target: Model, message: str, flag: int = CHANGE) -> None:
-    """Write an entry by an API key, which the message names.
+    """Write an entry by an API key, which the message names; its user is ``API_USER``."""
+    log_entry(_nobody(API_USER), target, message, flag)
 
-    The audit log has users: it is the entry of one with the name ``API_USER``, as whom nobody can
-    log in.
-    """
+
+def log_entry_of_command(target: Model | str, message: str, flag: int = CHANGE) -> None:
+    """Write an entry by a command, which the message names; its user is ``COMMAND_USER``."""
+    log_entry(_nobody(COMMAND_USER), target, message, flag)
+
+
+def _nobody(name: str) -> int:
+    """Return the id of a user as whom nobody can log in: the audit log has users."""
     users = get_user_model()._default_manager
     user, _ = users.get_or_create(
-        username=API_USER, defaults={"is_active": False, "password": make_password(None)}
+        username=name, defaults={"is_active": False, "password": make_password(None)}
     )
-    log_entry(user.pk, target, message, flag)
+    return int(user.pk)
 
 
 def form_changes(form: Any) -> list[str]:
@@ -385,11 +391,20 @@ class SiteAdmin(ModelAdmin):
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Run an action on the chosen rows. What is no id chooses none; Django fails there."""
+        """Run an action on the chosen rows. What is no id chooses none; Django fails there.
+
+        Rows that another user has deleted since are told: an action on none would say that it was
+        done.
+        """
         posted: Any = request.POST.copy()
         chosen = [one for one in posted.getlist(ACTION_CHECKBOX_NAME) if id_of(one) is not None]
         posted.setlist(ACTION_CHECKBOX_NAME, chosen)
         request.POST = posted
+        is_of_all = posted.get("select_across", "0") != "0"
+        if chosen and not is_of_all and not queryset.filter(pk__in=chosen).exists():
+            text = "Nothing was done: what was chosen is not in the list any more."
+            messages.warning(request, text)
+            return None
         return super().response_action(request, queryset, *args, **kwargs)
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.admin.models import ADDITION
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.accounts.keys import create_key
 from inference_site.accounts.models import ApiKey, Project, Scope, default_scopes
+from inference_site.core.admin_pages.base_admin import log_entry_of_command
 
 
 class Command(BaseCommand):
@@ -34,8 +36,10 @@ class Command(BaseCommand):
                 model._meta.get_field("name").clean(given, None)
             except ValidationError as exc:
                 raise CommandError(f"--{what}: {exc.messages[0]}") from exc
-        owner, _created = Project.objects.get_or_create(name=project)
-        _record, secret = create_key(owner, name, scopes=scope or default_scopes())
+        owner, is_new = Project.objects.get_or_create(name=project)
+        record, secret = create_key(owner, name, scopes=scope or default_scopes())
+        for target in (owner, record) if is_new else (record,):
+            log_entry_of_command(target, "Made by manage.py create_api_key.", ADDITION)
         if not owner.is_active:
             self.stderr.write(f"The project {project} is inactive, so the key is refused.")
         self.stdout.write(secret)

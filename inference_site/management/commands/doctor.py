@@ -27,6 +27,7 @@ _CHECKS: tuple[tuple[str, Check, str], ...] = (
         checks.check_models,
         "Correct the models file; docs/models.example.yaml has each key.",
     ),
+    ("MCP servers", checks.check_mcp_servers, FIX_DATABASE),
     ("workers", checks.check_workers, FIX_REDIS),
     ("maintenance", checks.check_maintenance, FIX_REDIS),
     ("generations", checks.check_rows, FIX_DATABASE),

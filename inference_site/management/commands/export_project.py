@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from inference_site.accounts.models import Project
+from inference_site.core.admin_pages.base_admin import log_entry_of_command
 from inference_site.core.errors.api_errors import FileStorageError
 from inference_site.core.transfer import (
     FILES_FOLDER,
@@ -46,6 +47,7 @@ class Command(BaseCommand):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (folder / FILES_FOLDER).mkdir(mode=0o700)
+            log_entry_of_command(found, "Exported by manage.py export_project.")
             with (folder / LINES_FILE).open("w", encoding="utf-8") as lines:
                 lines.write(start.model_dump_json() + "\n")
                 for module in transfers():

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from inference_site.accounts.models import Project
+from inference_site.core.admin_pages.base_admin import log_entry_of_command
 from inference_site.gateway.idempotency.models import forget_answers
 from inference_site.runs.kinds import forgettings, namings
 from inference_site.runs.models import Generation
@@ -36,12 +37,15 @@ class Command(BaseCommand):
             user.encode()
         except UnicodeEncodeError as exc:  # Of a terminal with another encoding.
             raise CommandError("--user is not valid UTF-8.") from exc
+        target: Project | str = "All projects"
         project_id: int | None = None
         if project is not None:
             found = Project.objects.filter(name=project).first()
             if found is None:
                 raise CommandError(f"There is no project {project}.")
-            project_id = found.pk
+            target, project_id = found, found.pk
+        # Without the name, which is to be forgotten.
+        log_entry_of_command(target, "manage.py forget deleted what was stored of an end user.")
         rows = Generation.objects.filter(end_user=user)
         theirs = rows if project_id is None else rows.filter(project=project_id)
         ended = theirs.filter(finished_at__isnull=False).order_by("pk")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from django.contrib.admin.models import ADDITION
 from django.core.exceptions import ValidationError as InvalidName
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DataError, IntegrityError, connection
@@ -17,6 +18,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from inference_site.accounts.models import Project
+from inference_site.core.admin_pages.base_admin import log_entry_of_command
 from inference_site.core.errors.api_errors import FileStorageError
 from inference_site.core.site_settings.models import SiteSettings
 from inference_site.core.storage.fields import replace_nul
@@ -68,9 +70,12 @@ class Command(BaseCommand):
                 Project._meta.get_field("name").clean(name, None)
             except InvalidName as exc:
                 raise CommandError(f"The name of the project: {exc.messages[0]}") from exc
-            found, _ = Project.objects.get_or_create(name=name)
+            found, is_new = Project.objects.get_or_create(name=name)
+            if is_new:
+                log_entry_of_command(found, "Made by manage.py import_project.", ADDITION)
         if found is None:
             raise CommandError(f"There is no project {project}; --create creates it.")
+        log_entry_of_command(found, "Imported by manage.py import_project.")
         new: Counter[str] = Counter()
         with _no_kept_statements():
             for batch in _batches(_lines(folder, modules)):

@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
+from inference_site.core.admin_pages.base_admin import log_entry_of_command
 from inference_site.runs.usage import accounting
 from inference_site.runs.usage.accounting import settle
 from inference_site.runs.usage.dimensions import bound
@@ -51,6 +52,7 @@ class Command(BaseCommand):
         if rebuild:
             accounting.rebuild()
             bound()
+            log_entry_of_command("Usage", "Rebuilt by manage.py usage.")
             self.stderr.write("Roll-ups and budget counters were rebuilt.")
         if check:
             found = accounting.differences()

@@ -51,6 +51,9 @@ from inference_site.core.storage.postgresql import (
     unpooled_connection,
 )
 from inference_site.core.storage.redis import REDIS_UNAVAILABLE, takes_writes
+from inference_site.mcp.access import credentials_error
+from inference_site.mcp.connections import is_readable
+from inference_site.mcp.models import McpConnection, McpServer
 from inference_site.ops.serve.services import missing_fixes, newest_redis
 from inference_site.runs.kinds import mendings
 from inference_site.runs.maintenance import last_maintained
@@ -497,6 +500,26 @@ def check_models() -> Iterator[Finding]:
         if (name := getattr(settings, setting)) and catalogue().named(name) is None:
             fix = "Correct the setting, or add the model."
             yield Finding(Level.FAIL, setting, f"there is no model '{name}'", fix)
+
+
+def check_mcp_servers() -> Iterator[Finding]:
+    """Check that credentials for MCP servers were encrypted with this ``SECRET_KEY``."""
+    for server in McpServer.objects.exclude(credentials="", oauth_secret=""):
+        yield graded(
+            f"MCP server {server.label}",
+            credentials_error(server) or "its credentials can be read",
+            "Set the SECRET_KEY from before, or write its headers and client secret again in the "
+            "console.",
+            fail=bool(credentials_error(server)),
+        )
+    ended = [one for one in McpConnection.objects.exclude(grant="") if not is_readable(one)]
+    if ended:
+        yield Finding(
+            Level.WARN,
+            "connections to MCP servers",
+            f"{len(ended)} were encrypted with another SECRET_KEY",
+            "Set the SECRET_KEY from before, or let the users connect again: My connections.",
+        )
 
 
 def check_workers() -> Iterator[Finding]:
