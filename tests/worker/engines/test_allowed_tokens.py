@@ -197,6 +197,11 @@ def test_forbidden_words_go_with_biases_a_constraint_and_a_forced_call(engine: E
     assert called.finishes == ["tool_calls"]
 
 
+def test_a_forbidden_word_that_a_constraint_needs_comes_all_the_same(engine: Engine) -> None:
+    shape = Constraint("json_schema", '{"const": "a"}', "response_format")
+    assert answered(engine, {"bad_words": ['"']}, constraint=shape).text == '"a"'
+
+
 def test_a_request_that_is_cancelled_while_its_words_are_looked_up_says_nothing(
     engine: Engine,
 ) -> None:

@@ -138,7 +138,10 @@ class LlamaCppPayloads(Payloads):
             payload["max_tokens"] = min(request.max_output_tokens, self._context_length)
         if banned := request.extensions.get(BANNED):
             biases = payload.get("logit_bias", {})
-            payload["logit_bias"] = {**biases, **dict.fromkeys(map(str, banned), False)}
+            # Where a grammar leaves only banned tokens, llama.cpp would leave the grammar.
+            is_bound = bool(request.constraint or request.tools or ALLOWED in request.extensions)
+            ban = -_FORCING_BIAS if is_bound else False
+            payload["logit_bias"] = {**biases, **dict.fromkeys(map(str, banned), ban)}
         return payload
 
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
