@@ -86,6 +86,16 @@ def test_only_allowed_tokens_come_and_the_end_is_one_of_them_or_not(
     assert (ending.text, ending.finishes) == ("", ["stop"])
 
 
+@pytest.mark.parametrize("asked", [{}, {"operation": "complete", "prompts": ("Once",)}])
+def test_a_single_allowed_token_comes_alone(engine: Engine, asked: dict[str, Any]) -> None:
+    allowed = {"allowed_token_ids": ids_of_each(engine, "b")}
+    sampling = Sampling(temperature=0, logit_bias=((allowed["allowed_token_ids"][0], -100.0),))
+    assert answered(engine, allowed, sampling=sampling, **asked).text == "b" * 30
+    with pytest.raises(InvalidRequest, match="forbids all tokens") as caught:
+        answered(engine, {**allowed, "bad_words": ["b"]}, **asked)
+    assert caught.value.param == "bad_words"
+
+
 def test_thoughts_have_only_allowed_tokens(engine: Engine) -> None:
     allowed = {"allowed_token_ids": ids_of_each(engine, "a", "b")}
     sink = answered(engine, allowed, template_vars={"enable_thinking": True})

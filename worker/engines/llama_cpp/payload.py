@@ -147,6 +147,9 @@ class LlamaCppPayloads(Payloads):
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
         if allowed := request.extensions.get(ALLOWED):
             self._check_allowed(request)
+            if len(set(allowed)) == 1:
+                # llguidance follows what a grammar forces to its end, and would give up here.
+                return {"logit_bias": {str(allowed[0]): _FORCING_BIAS}}
             return fields_of_tokens(allowed)
         is_chat = request.operation in ("chat", "render")
         offers = bool(request.tools) and not request.must_call
@@ -171,6 +174,8 @@ class LlamaCppPayloads(Payloads):
             raise InvalidRequest(
                 f"Invalid '{ALLOWED}': it holds an id that is no token of this model.", ALLOWED
             )
+        if set(request.extensions[ALLOWED]) <= set(request.extensions.get(BANNED, ())):
+            raise InvalidRequest(f"'{BANNED}' forbids all tokens of '{ALLOWED}'.", BANNED)
         others = {
             "a forced call": request.must_call,
             "a constraint": request.constraint is not None,
