@@ -99,6 +99,7 @@ def test_a_text_to_be_filled_in_keeps_what_is_nearest_to_its_gap() -> None:
         )
         kept = fit_to_context(given)
         [prefix] = kept.prompts
+        assert isinstance(prefix, str)
         assert prefix.endswith("xprefix")
         assert kept.suffix
         assert end.startswith(kept.suffix)
