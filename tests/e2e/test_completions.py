@@ -206,6 +206,9 @@ def test_infill_is_that_of_llama_server(client: openai.OpenAI, stack: ServedStac
         assert same.headers["x-unsupported-params"] == "n,samplers,max_tokens"
         bound = http.post("/infill", json={**asked, "grammar": 'root ::= "xyz"'})
         assert (bound.json()["content"], bound.headers.get("x-unsupported-params")) == ("xyz", None)
+        huge = {"input_prefix": "words, " * 1500, "input_suffix": "so many " * 20_000}
+        cut = http.post("/infill", json={**asked, **huge}).raise_for_status().json()
+        assert 1000 < cut["tokens_evaluated"] <= 2048 - 8
         refused = http.post("/infill", json={**asked, "model": "scripted"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
         assert refused.json()["error"]["code"] == "unsupported_model"

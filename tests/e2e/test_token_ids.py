@@ -160,6 +160,11 @@ def test_log_probabilities_of_a_chats_prompt(http: httpx.Client) -> None:
         ("chat/completions", {"return_token_ids": True, "n": 2}, "return_token_ids"),
         ("chat/completions", {"return_token_ids": True, "reasoning_budget": 2}, "return_token_ids"),
         ("completions", {"return_token_ids": True, "prompt": ["a", "b"]}, "return_token_ids"),
+        (
+            "completions",
+            {"return_token_ids": True, "n": 2, "echo": True, "logprobs": 1, "stream": True},
+            "return_token_ids",
+        ),
         ("chat/completions", {"logprob_token_ids": [5], "logprobs": True}, "logprob_token_ids"),
         ("chat/completions", {"logprob_token_ids": [], "logprobs": True}, "logprob_token_ids"),
     ],

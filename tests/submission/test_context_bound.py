@@ -92,6 +92,20 @@ def test_the_oldest_turns_go_where_the_request_allows_it() -> None:
         fit_to_context(GenerationRequest("demo", messages=(*turns, user(LONG)), truncate=True))
 
 
+def test_a_text_to_be_filled_in_keeps_what_is_nearest_to_its_gap() -> None:
+    for end in ("suffix" * 5, "\u0301" * BOUND):
+        given = GenerationRequest(
+            "demo", operation="complete", prompts=(LONG + "prefix",), suffix=end, truncate=True
+        )
+        kept = fit_to_context(given)
+        [prefix] = kept.prompts
+        assert isinstance(prefix, str)
+        assert prefix.endswith("xprefix")
+        assert kept.suffix
+        assert end.startswith(kept.suffix)
+        assert BOUND - 4 < len(prefix) + len(kept.suffix.encode()) <= BOUND
+
+
 def test_what_fits_stays_as_it_is() -> None:
     given = GenerationRequest("demo", messages=(user("a"), user("b")), truncate=True)
     assert fit_to_context(given) is given

@@ -41,6 +41,7 @@ from inference_site.core.domain.request import (
     Sampling,
     TextPart,
     drop_oldest_turns,
+    nearest_to_gap,
 )
 from worker.engines.base import Collector, Engine, OnEnd, Sink, start_and_report
 from worker.media import resolve_media
@@ -50,6 +51,8 @@ _TOKEN_CHARACTERS = 4
 _MESSAGE_TOKENS = 4
 _MEDIA_CHARACTERS = 2_000
 """Counted for an image or a sound: it has about as many tokens as a text of this length."""
+_SAFE_SHARE = 0.9
+"""Of what a text to be filled in may keep: its parts differ in characters per token."""
 _MOST_TRIES = 8
 """How many times a summary is tried: after each refusal, the transcript is made shorter."""
 
@@ -91,8 +94,11 @@ def _fitted(request: GenerationRequest, refused: InvalidRequest) -> GenerationRe
             raise refused
         context = refused.context_length
         answer = min(request.max_output_tokens or context // 4, context // 2)
+        share = (context - answer) / refused.input_tokens
+        if request.suffix is not None:
+            return nearest_to_gap(request, share * _SAFE_SHARE)
         lengths = [length_of(message) for message in request.messages]
-        excess = sum(lengths) * (1 - (context - answer) / refused.input_tokens)
+        excess = sum(lengths) * (1 - share)
         messages = drop_oldest_turns(request.messages, lengths, excess)
         if len(messages) == len(request.messages):
             raise refused

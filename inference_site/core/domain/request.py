@@ -318,9 +318,9 @@ class GenerationRequest:
     ``stop_token_ids`` tokens that end an answer and are not in the output. ``ignore_eos`` continues
     after the model's end-of-sequence token (for benchmarks) where ``goes_on_after_eos`` says so.
     ``reasoning_budget`` ends the reasoning after this number of tokens. ``truncate`` drops the
-    oldest turns, but no instructions, when the context is too short, and the end of a text to
-    embed. With ``compaction`` the worker has the model summarise the oldest turns first, and then
-    answer what is left.
+    oldest turns, but no instructions, when the context is too short, the end of a text to embed,
+    and of a text with a ``suffix`` what is far from its gap. With ``compaction`` the worker has
+    the model summarise the oldest turns first, and then answer what is left.
 
     Log probabilities: ``top_logprobs=None`` means none; 0 means those of the chosen tokens only.
     ``echo`` puts each prompt before its answers, with the log probabilities of its tokens if they
@@ -498,3 +498,18 @@ def objects_in(schema: Any) -> Iterator[dict[str, Any]]:
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)
+
+
+def nearest_to_gap(request: GenerationRequest, share: float) -> GenerationRequest:
+    """Return the request with this share of the text around its gap, what is nearest to the gap.
+
+    Of the bytes that stay, at most a quarter are those of the suffix, as in llama-server.
+    """
+    [prompt] = request.prompts
+    assert isinstance(prompt, str)
+    before, after = prompt.encode(), (request.suffix or "").encode()
+    size = int((len(before) + len(after)) * share)
+    after = after[: size // 4]
+    before = before[max(0, len(before) + len(after) - size) :]
+    prefix, suffix = (text.decode(errors="ignore") for text in (before, after))
+    return replace(request, prompts=(prefix,), suffix=suffix)

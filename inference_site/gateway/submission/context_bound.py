@@ -28,6 +28,7 @@ from inference_site.core.domain.request import (
     Message,
     TextPart,
     drop_oldest_turns,
+    nearest_to_gap,
 )
 
 _TOKEN_BYTES = 16
@@ -79,7 +80,11 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
     if spec is None:
         return request
     bound, name = ContextBound.of(spec), subject or request.subject
-    if request.truncate and request.prompts:
+    if request.truncate and request.suffix is not None:
+        size = text_bytes(request.prompts[0]) + text_bytes(request.suffix)  # type: ignore[arg-type]
+        if size > bound.size:
+            request = nearest_to_gap(request, bound.size / size)
+    elif request.truncate and request.prompts:
         cut = tuple(_beginning(prompt, bound) for prompt in request.prompts)
         request = replace(request, prompts=cut)
     beside = max((text_bytes(query) for query in request.queries), default=0)

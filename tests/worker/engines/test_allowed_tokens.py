@@ -86,6 +86,16 @@ def test_only_allowed_tokens_come_and_the_end_is_one_of_them_or_not(
     assert (ending.text, ending.finishes) == ("", ["stop"])
 
 
+@pytest.mark.parametrize("asked", [{}, {"operation": "complete", "prompts": ("Once",)}])
+def test_a_single_allowed_token_comes_alone(engine: Engine, asked: dict[str, Any]) -> None:
+    allowed = {"allowed_token_ids": ids_of_each(engine, "b")}
+    sampling = Sampling(temperature=0, logit_bias=((allowed["allowed_token_ids"][0], -100.0),))
+    assert answered(engine, allowed, sampling=sampling, **asked).text == "b" * 30
+    with pytest.raises(InvalidRequest, match="forbids all tokens") as caught:
+        answered(engine, {**allowed, "bad_words": ["b"]}, **asked)
+    assert caught.value.param == "bad_words"
+
+
 def test_thoughts_have_only_allowed_tokens(engine: Engine) -> None:
     allowed = {"allowed_token_ids": ids_of_each(engine, "a", "b")}
     sink = answered(engine, allowed, template_vars={"enable_thinking": True})
@@ -195,6 +205,11 @@ def test_forbidden_words_go_with_biases_a_constraint_and_a_forced_call(engine: E
     tool = Tool("f", None, {"type": "object", "properties": {}, "additionalProperties": False})
     called = answered(engine, {"bad_words": ["b"]}, tools=(tool,), must_call=True)
     assert called.finishes == ["tool_calls"]
+
+
+def test_a_forbidden_word_that_a_constraint_needs_comes_all_the_same(engine: Engine) -> None:
+    shape = Constraint("json_schema", '{"const": "a"}', "response_format")
+    assert answered(engine, {"bad_words": ['"']}, constraint=shape).text == '"a"'
 
 
 def test_a_request_that_is_cancelled_while_its_words_are_looked_up_says_nothing(

@@ -329,6 +329,17 @@ def test_a_grammar_binds_the_answer_of_a_template_that_begins_thoughts(
     assert any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
 
 
+@pytest.mark.parametrize("templated", [THINKING], indirect=True, ids=["thoughts"])
+def test_without_a_budget_the_thoughts_that_a_template_begins_are_ended(templated: Engine) -> None:
+    asked = GenerationRequest(
+        "demo", (Message("user", "Hi"),), max_output_tokens=5, reasoning_budget=0
+    )
+    sink = RecordingSink()
+    templated.run(asked, sink)
+    assert sink.text
+    assert not any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
+
+
 @pytest.mark.parametrize("templated", ["phi3"], indirect=True)
 def test_what_ends_a_turn_of_the_family_ends_the_answer_and_is_no_stop_text(
     templated: Engine,

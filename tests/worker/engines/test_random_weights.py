@@ -219,6 +219,14 @@ def test_link_of_a_schema_is_a_link(engine: Engine) -> None:
     assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", link) for link in links)
 
 
+def test_link_of_a_schema_in_a_grammar_is_a_link(engine: Engine) -> None:
+    source = 'start: "<" link ">"\nlink: %json {"type": "string", "format": "uri", "maxLength": 9}'
+    sinks = [ask(engine, n, constraint=Constraint("lark", source, "grammar")) for n in SEEDS]
+    links = [json.loads(sink.text[1:-1]) for sink in sinks if sink.finishes == ["stop"]]
+    assert links
+    assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*:\S+", link) for link in links)
+
+
 def test_keyword_that_is_ignored_leaves_the_others_in_force(engine: Engine) -> None:
     share = {"type": "number", "minimum": 0.25, "maximum": 0.5}
     rest = {"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": True}

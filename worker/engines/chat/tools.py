@@ -25,9 +25,10 @@ _BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependen
 _SINGLE = {"items", "additionalProperties", "not", "if", "then", "else", "contains"}
 _OPENING = {"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties", "unevaluatedProperties"}
 """Keywords that may add properties to those in ``properties``."""
-_ESCAPE_OR_CLASS = re.compile(r"\\.|\[\^?|[\].]", re.DOTALL)
+_ESCAPE_OR_CLASS = re.compile(r"\\.|\[\^?|[\].]|[^\x00-\x7f]", re.DOTALL)
 _CHARACTERS = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\s": " "}
 """White space is the space only: a JSON string has no others without an escape."""
+_BESIDE_REFERENCE = {"$ref", "$defs", "definitions", "title", "description", "default", "examples"}
 _URI = r"^[A-Za-z][A-Za-z0-9+.-]*:([A-Za-z0-9._~:/?#@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+$"
 """Links as RFC 3986 has them, without IPv6 addresses."""
 _WHOLE = "whole-schema"
@@ -53,8 +54,9 @@ def plain_schema(schema: Schema) -> Schema:
     """Return an equivalent schema that llama.cpp's converter can read.
 
     ``true`` becomes ``{}``; ``items: false`` beside ``prefixItems`` is dropped: it is llama.cpp's
-    default; a reference to the whole schema becomes one to a definition; escapes of a pattern for
-    classes of characters become these classes.
+    default; a reference to the whole schema becomes one to a definition; ``allOf`` becomes its
+    parts, as llama.cpp takes it for an object; escapes of a pattern for classes of characters
+    become these classes.
     """
     plain = _plain(schema)
     named = _with_references(plain, lambda ref: f"#/$defs/{_WHOLE}" if ref == "#" else ref)
@@ -65,12 +67,28 @@ def plain_schema(schema: Schema) -> Schema:
 
 
 def _plain(schema: Schema) -> Schema:
-    plain = _with_parts(schema, _plain)
+    plain = _merged(_with_parts(schema, _plain))
     if "prefixItems" in plain and plain.get("items") is False:
         del plain["items"]
     if isinstance(pattern := plain.get("pattern"), str):
         plain["pattern"] = _plain_pattern(pattern)
     return plain
+
+
+def _merged(schema: Schema) -> Schema:
+    """Return the schema with the keywords of its ``allOf``, if no keyword has two values there.
+
+    One with a reference stays if it has other keywords than notes: llama.cpp would ignore these.
+    """
+    parts = schema.get("allOf")
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return schema
+    merged = {name: value for name, value in schema.items() if name != "allOf"}
+    for part in parts:
+        if any(merged.get(name, value) != value for name, value in part.items()):
+            return schema
+        merged |= part
+    return schema if "$ref" in merged and not merged.keys() <= _BESIDE_REFERENCE else merged
 
 
 def with_link_patterns(schema: Schema) -> Schema:
@@ -103,6 +121,8 @@ def _plain_pattern(pattern: str) -> str:
                 is_inside = False
             case "." | "[" | "[^" as piece if not is_inside:
                 is_inside, is_open = piece != ".", is_open or piece != "["
+            case piece if not (is_inside or piece.isascii()):
+                return f"[{piece}]"  # llama.cpp would repeat the last byte of ``é+``.
         return found[0]
 
     changed = _ESCAPE_OR_CLASS.sub(plain, pattern)

@@ -15,6 +15,7 @@ constraint. So an answer that does not match its constraint is an error.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -59,6 +60,8 @@ _TOKEN = re.compile(r"<[^>\s]+>")
 """A token in a grammar; it may have no text."""
 _TEXT_OR_REGEX = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/'
 _OTHER_IN_LLAMA_CPP = re.compile(rf"{_TEXT_OR_REGEX}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
+_INLINE_SCHEMA = re.compile(rf"{_TEXT_OR_REGEX}|%json\s*")
+_DECODER = json.JSONDecoder()
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
 _HALF_CHARACTER = "\ufffd"
 _WHITE_SPACE = b" \t\n\r"
@@ -122,11 +125,26 @@ def constraint_fields(
 def _lark_fields(source: str) -> dict[str, Any]:
     """Return the fields for a grammar of Lark, in the words that llama.cpp's llguidance knows.
 
-    It refuses ``\\x41`` in a text and ``~2..3`` after a part, and llama.cpp cuts a grammar at a
-    NUL; the answer would then be bound to nothing.
+    It refuses ``\\x41`` in a text, ``~2..3`` after a part and some formats of schemas, and
+    llama.cpp cuts a grammar at a NUL; the answer would then be bound to nothing.
     """
-    plain = _OTHER_IN_LLAMA_CPP.sub(_in_its_words, source)
+    plain = _OTHER_IN_LLAMA_CPP.sub(_in_its_words, _with_known_formats(source))
     return {"grammar": f"{_LLGUIDANCE}{plain}".replace("\0", "\\u0000")}
+
+
+def _with_known_formats(source: str) -> str:
+    """Return the grammar of Lark with ``with_link_patterns`` applied to its schemas."""
+    pieces, position = [], 0
+    for found in _INLINE_SCHEMA.finditer(source):
+        if found[0].startswith("%json") and found.start() >= position:
+            try:
+                schema, end = _DECODER.raw_decode(source, found.end())
+            except ValueError:  # In a comment.
+                continue
+            if isinstance(schema, dict) and (known := with_link_patterns(schema)) != schema:
+                pieces += [source[position : found.end()], json.dumps(known)]
+                position = end
+    return "".join([*pieces, source[position:]])
 
 
 def _in_its_words(found: re.Match[str]) -> str:

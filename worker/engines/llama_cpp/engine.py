@@ -218,7 +218,7 @@ class LlamaCppEngine(Engine):
         chat = self._with_tools_in_text(request)
         if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
             prompt = self._trial.check(chat)
-            if not (is_long((prompt,)) or self._binds_thoughts(chat, prompt)):
+            if not (is_long((prompt,)) or self._must_end_thoughts(chat, prompt)):
                 event_loop().start(self._chat(chat, sink), ended)
                 return True
         elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
@@ -229,17 +229,20 @@ class LlamaCppEngine(Engine):
         self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
         return True
 
-    def _binds_thoughts(self, request: GenerationRequest, prompt: str) -> bool:
-        """Whether the answer's grammar would bind the thoughts that the prompt has begun.
+    def _must_end_thoughts(self, request: GenerationRequest, prompt: str) -> bool:
+        """Whether the thoughts that the prompt has begun must be ended before the answer.
 
-        llama.cpp would return all of the answer as thoughts. The chat adapter ends them first.
+        A grammar would bind them, and llama.cpp would return all of the answer as thoughts. Without
+        a budget for them, llama.cpp does not end them: it leaves out the first token of their end.
+        The chat adapter ends them in the prompt.
         """
-        if request.constraint is None or any(m.parts for m in request.messages):
+        has_budget = request.reasoning_budget != 0
+        if (has_budget and request.constraint is None) or any(m.parts for m in request.messages):
             return False
         begins_thoughts = False
         with suppress(InvalidRequest):  # The template cannot be read here.
             begins_thoughts = self._own_chat("").begins_in_reasoning(prompt)
-        return begins_thoughts and self._payloads.has_grammar(request)
+        return begins_thoughts and (not has_budget or self._payloads.has_grammar(request))
 
     def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request; a chat whose template has no tools has them in its messages."""
@@ -258,7 +261,7 @@ class LlamaCppEngine(Engine):
         if sink.cancelled:
             return
         prompt = self._trial.check(request)
-        if self._binds_thoughts(request, prompt):
+        if self._must_end_thoughts(request, prompt):
             self._own_chat("").chat(adapter_request, sink)
             return
         with suppress(Cancelled):
@@ -271,6 +274,8 @@ class LlamaCppEngine(Engine):
         if not request.echo:
             self._complete(request, sink)
             return
+        if request.max_output_tokens != 0:
+            self._payloads.complete(request)  # It may refuse: before the prompt is output.
         echo = PromptEcho(self._spec, self._payloads, self._ask(request, sink), request)
         with suppress(Cancelled):
             prompts = echo.feed(sink)
@@ -376,7 +381,7 @@ class LlamaCppEngine(Engine):
         adapter_request, request = request, self._with_tools_in_text(request)
         if sink.cancelled:
             return
-        if self._binds_thoughts(request, self._trial.check(request)):
+        if self._must_end_thoughts(request, self._trial.check(request)):
             self._own_chat("").render(adapter_request, sink)
             return
         payload = self._payloads.chat(request)

@@ -138,12 +138,18 @@ class LlamaCppPayloads(Payloads):
             payload["max_tokens"] = min(request.max_output_tokens, self._context_length)
         if banned := request.extensions.get(BANNED):
             biases = payload.get("logit_bias", {})
-            payload["logit_bias"] = {**biases, **dict.fromkeys(map(str, banned), False)}
+            # Where a grammar leaves only banned tokens, llama.cpp would leave the grammar.
+            is_bound = bool(request.constraint or request.tools or ALLOWED in request.extensions)
+            ban = -_FORCING_BIAS if is_bound else False
+            payload["logit_bias"] = {**biases, **dict.fromkeys(map(str, banned), ban)}
         return payload
 
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
         if allowed := request.extensions.get(ALLOWED):
             self._check_allowed(request)
+            if len(set(allowed)) == 1:
+                # llguidance follows what a grammar forces to its end, and would give up here.
+                return {"logit_bias": {str(allowed[0]): _FORCING_BIAS}}
             return fields_of_tokens(allowed)
         is_chat = request.operation in ("chat", "render")
         offers = bool(request.tools) and not request.must_call
@@ -168,6 +174,8 @@ class LlamaCppPayloads(Payloads):
             raise InvalidRequest(
                 f"Invalid '{ALLOWED}': it holds an id that is no token of this model.", ALLOWED
             )
+        if set(request.extensions[ALLOWED]) <= set(request.extensions.get(BANNED, ())):
+            raise InvalidRequest(f"'{BANNED}' forbids all tokens of '{ALLOWED}'.", BANNED)
         others = {
             "a forced call": request.must_call,
             "a constraint": request.constraint is not None,

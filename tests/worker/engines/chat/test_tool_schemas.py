@@ -75,6 +75,28 @@ def test_plain_schema_has_the_forms_that_llama_cpp_reads() -> None:
     assert plain_schema(NODE["$defs"]["Node"]["properties"]["next"]) == {"$ref": "#/$defs/Node"}
 
 
+COLOUR = {"$ref": "#/$defs/Colour"}
+LEAST, MOST = {"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 9}
+
+
+@pytest.mark.parametrize(
+    ("schema", "plain"),
+    [
+        ({"allOf": [COLOUR], "default": "red"}, {**COLOUR, "default": "red"}),
+        ({"allOf": [LEAST, MOST], "title": "n"}, {**LEAST, **MOST, "title": "n"}),
+        ({"items": {"allOf": [{"allOf": [LEAST]}]}}, {"items": LEAST}),
+        ({"allOf": [LEAST, {"minimum": 2}]}, None),
+        ({"allOf": [COLOUR, MOST]}, None),
+        ({"allOf": [COLOUR], "properties": {}}, None),
+    ],
+)
+def test_plain_schema_has_the_parts_of_all_of_where_they_do_not_clash(
+    schema: dict[str, Any], plain: dict[str, Any] | None
+) -> None:
+    """llama.cpp takes ``allOf`` for an object: an integer became ``{}``."""
+    assert plain_schema(schema) == (plain or schema)
+
+
 @pytest.mark.parametrize(
     ("pattern", "plain"),
     [
@@ -83,6 +105,7 @@ def test_plain_schema_has_the_forms_that_llama_cpp_reads() -> None:
         (r"^\+?\.\\d$", r"^\+?\.\\d$"),
         (r"^[^@\s]+\d$", None),
         (r"^a.\d$", None),
+        ("^é+[éa]$", "^[é]+[éa]$"),
     ],
 )
 def test_plain_patterns_have_classes_in_place_of_escapes(pattern: str, plain: str | None) -> None:
