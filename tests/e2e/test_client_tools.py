@@ -204,10 +204,10 @@ def test_deferred_function_is_in_a_namespace_of_its_own_where_the_server_searche
     assert (made["name"], made["namespace"]) == ("look", "look")
     result = {"type": "function_call_output", "call_id": made["call_id"], "output": "seen"}
     again = {"role": "user", "content": script(call("look"))}
-    [made] = dicts(client.responses.create(
-        model="scripted", input=[SAY, made, result, again], tools=tools,
-        tool_choice={"type": "function", "name": "look"},
-    ).output)  # fmt: skip
+    chosen: Any = {"type": "function", "name": "look"}
+    items: list[Any] = [SAY, made, result, again]
+    second = client.responses.create(model="scripted", input=items, tools=tools, tool_choice=chosen)
+    [made] = dicts(second.output)
     assert (made["name"], made["namespace"]) == ("look", "look")
 
 
