@@ -224,7 +224,8 @@ class OfferedTools:
         return {
             name: asdict(route)
             for name, route in self.routes.items()
-            if route.type not in ("function", "custom") or route.name != name
+            if route.type not in ("function", "custom")
+            or (route.name, route.namespace) != (name, None)
         }
 
     def name_of(self, type_: str, name: str, namespace: str | None) -> str:
@@ -303,8 +304,10 @@ def offer_tools(
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
     Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
-    tool search that the client executes. Raise InvalidRequestError for too many tools; errors about
-    the tools of an item name their place in it.
+    tool search that the client executes. Beside a search of the server, the namespace of a deferred
+    function is its own name, as in OpenAI's API: openai-agents finds the function by it.
+    Raise InvalidRequestError for too many tools; errors about the tools of an item name their place
+    in it.
     """
     placed = list(items)
     offered = OfferedTools(
@@ -324,6 +327,9 @@ def offer_tools(
         for where, tool in given
         if isinstance(tool, ToolSearchTool) and tool.execution == "client"
     ]
+    is_hosted = any(
+        isinstance(tool, ToolSearchTool) and tool.execution != "client" for _, tool in given
+    )
     for where, tool in given:
         offered.param = where
         match tool:
@@ -345,10 +351,12 @@ def offer_tools(
             case TypedTool():
                 pass
             case _:
-                deferred += _offer_callable(offered, tool, where, is_loaded=not searches)
+                deferred += _offer_callable(
+                    offered, tool, where, is_loaded=not searches, is_hosted=is_hosted
+                )
     for where, tool in loaded:
         if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
-            _offer_callable(offered, tool, where, is_loaded=True)
+            _offer_callable(offered, tool, where, is_loaded=True, is_hosted=is_hosted)
     if searches:
         (offered.param, search), known = searches[0], CLIENT_TOOLS["tool_search"]
         lines = [search.description or known.description]
@@ -392,11 +400,12 @@ def _offer_callable(
     where: str,
     *,
     is_loaded: bool,
+    is_hosted: bool,
 ) -> list[str]:
     """Offer a tool or those of a namespace; return the names of what stays deferred.
 
-    ``where`` is the path of the tool. The description of a namespace stands before that of its
-    first function.
+    ``where`` is the path of the tool. ``is_hosted``: the server searches. The description of a
+    namespace stands before that of its first function.
     """
     if isinstance(tool, NamespaceTool):
         note = tool.description
@@ -412,7 +421,8 @@ def _offer_callable(
     if tool.defer_loading and not is_loaded:
         return [f"- {tool.name}: {tool.description or ''}"]
     if _may_call(tool):
-        _offer_function(offered, tool, where, None, None)
+        is_named = is_hosted and tool.defer_loading and isinstance(tool, FunctionTool)
+        _offer_function(offered, tool, where, tool.name if is_named else None, None)
     return []
 
 

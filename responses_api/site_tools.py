@@ -52,7 +52,8 @@ class Route:
     @property
     def usual_name(self) -> str:
         """The name that the model calls, unless another tool has the same one."""
-        return function_name(self.name, self.namespace, self.type)
+        is_own = (self.type, self.namespace) == ("function", self.name)  # A deferred function.
+        return function_name(self.name, None if is_own else self.namespace, self.type)
 
     def distinct_name(self, name: str) -> str:
         """Return a name that no other tool has: ``name``, shortened, and a digest of the tool."""

@@ -453,17 +453,16 @@ def _steps(steps: Mapping[str, Callable[[], None]]) -> Steps:
 
 
 _ALL_THREE = "chat completions, responses, messages"
+_BOTH = "chat completions, responses"
 CLIENTS = (
     Client(
         "openai-python",
         "PyPI",
         ("openai",),
-        "chat completions, responses",
+        _BOTH,
         _script("openai_python.py"),
     ),
-    Client(
-        "openai-node", "npm", ("openai",), "chat completions, responses", _script("openai_node.mjs")
-    ),
+    Client("openai-node", "npm", ("openai",), _BOTH, _script("openai_node.mjs")),
     Client("anthropic-python", "PyPI", ("anthropic",), "messages", _script("anthropic_python.py")),
     Client(
         "anthropic-node", "npm", ("@anthropic-ai/sdk",), "messages", _script("anthropic_node.mjs")
@@ -526,6 +525,31 @@ CLIENTS = (
         ("smolagents[openai]",),
         "chat completions",
         _script("smolagents_agents.py"),
+    ),
+    Client("agno", "PyPI", ("agno", "openai"), _BOTH, _script("agno_agents.py")),
+    Client(
+        "strands-agents", "PyPI", ("strands-agents[openai]",), _BOTH, _script("strands_agents.py")
+    ),
+    Client("dspy", "PyPI", ("dspy",), _BOTH, _script("dspy_programs.py")),
+    Client("haystack-ai", "PyPI", ("haystack-ai",), _BOTH, _script("haystack_agents.py")),
+    Client("google-adk", "PyPI", ("google-adk", "litellm"), _BOTH, _script("google_adk_agents.py")),
+    Client("ag2", "PyPI", ("ag2[openai]",), _BOTH, _script("ag2_agents.py")),
+    Client(
+        "agent-framework",
+        "PyPI",
+        ("agent-framework-core", "agent-framework-openai"),
+        _BOTH,
+        _script("agent_framework_agents.py"),
+    ),
+    Client(
+        "langchain-js",
+        "npm",
+        ("langchain", "@langchain/openai", "@langchain/core", "zod"),
+        _BOTH,
+        _script("langchain_js.mjs"),
+    ),
+    Client(
+        "mastra", "npm", ("@mastra/core", "zod"), "chat completions", _script("mastra_agents.mjs")
     ),
     Client("crewai", "PyPI", ("crewai",), "chat completions", _script("crewai_agents.py")),
     Client(

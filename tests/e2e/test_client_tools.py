@@ -191,6 +191,26 @@ def test_deferred_tools_are_hidden_until_a_search_has_loaded_them(client: openai
     assert (searched.execution, searched.arguments) == ("client", {"query": "x"})
 
 
+def test_deferred_function_is_in_a_namespace_of_its_own_where_the_server_searches(
+    client: openai.OpenAI,
+) -> None:
+    """As in OpenAI's API: openai-agents finds no function without it."""
+    tools: list[Any] = [
+        {"type": "tool_search"},
+        {"type": "function", "name": "look", "parameters": {}, "defer_loading": True},
+    ]
+    first = respond(client, call("look"), tools=tools)
+    [made] = dicts(first.output)
+    assert (made["name"], made["namespace"]) == ("look", "look")
+    result = {"type": "function_call_output", "call_id": made["call_id"], "output": "seen"}
+    again = {"role": "user", "content": script(call("look"))}
+    chosen: Any = {"type": "function", "name": "look"}
+    items: list[Any] = [SAY, made, result, again]
+    second = client.responses.create(model="scripted", input=items, tools=tools, tool_choice=chosen)
+    [made] = dicts(second.output)
+    assert (made["name"], made["namespace"]) == ("look", "look")
+
+
 AGENT_ITEMS: list[Any] = [
     {"type": "multi_agent_call", "call_id": "m", "action": "spawn_agent",
      "arguments": '{"task": "look"}', "agent": {"agent_name": "root"}},

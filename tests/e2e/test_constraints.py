@@ -9,6 +9,7 @@ from typing import Any, Literal
 import openai
 import pydantic
 import pytest
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
 QUESTION: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 SCHEMA: dict[str, Any] = {
@@ -217,6 +218,35 @@ def test_schema_that_completions_cannot_be_bound_to_is_refused(client: openai.Op
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="demo", prompt="A", extra_body={"guided_json": schema})
     assert caught.value.param == "guided_json"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"$id": "Output Format"},
+        {"$schema": "https://json-schema.org/draft-07/schema#"},
+        {"$schema": "http://json-schema.org/schema#"},
+        {"$id": "https://example.com/thing", "properties": {
+            "colour": {"$ref": "#/$defs/colour"}, "size": SCHEMA["properties"]["size"]
+        }, "$defs": {"colour": SCHEMA["properties"]["colour"]}},
+    ],
+    ids=["name with a space", "dialect over https", "newest dialect", "name beside references"],
+)  # fmt: skip
+def test_name_of_a_schema_and_of_its_dialect_change_nothing(
+    client: openai.OpenAI, named: dict[str, Any]
+) -> None:
+    schema = {**SCHEMA, **named}
+    wanted = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    assert fits(json.loads(text_of(client, response_format=wanted)))
+    call = client.chat.completions.create(
+        model="demo",
+        messages=QUESTION,
+        tools=[{"type": "function", "function": {"name": "paint", "parameters": schema}}],
+        tool_choice="required",
+    )
+    [made] = call.choices[0].message.tool_calls or []
+    assert isinstance(made, ChatCompletionMessageFunctionToolCall)
+    assert fits(json.loads(made.function.arguments))
 
 
 def test_pattern_that_looks_ahead_leaves_a_tool_usable(client: openai.OpenAI) -> None:

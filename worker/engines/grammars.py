@@ -36,6 +36,11 @@ _MAX_CHOICES = 1_000
 references on its own: its server stands still for 2**40 of them, and one that leads back to itself
 ends its process."""
 _CHOICES = ("allOf", "anyOf", "oneOf")
+_DIALECT = re.compile(
+    r"http://json-schema\.org/draft-0[3467]/schema#?"
+    r"|https://json-schema\.org/draft/20(?:19-09|20-12)/schema#?"
+)
+"""The values of ``$schema`` that llguidance knows."""
 _OPERATOR = re.compile(r"[?*+|{]")
 _GROUP_COUNT = re.compile(r"\)\{(?:\d*,)?(\d{0,9})")
 _TOO_COMPLEX = "it is too complex: it needs too much time or memory"
@@ -79,6 +84,21 @@ def lenient_schema(schema: str) -> str:
     """Return the JSON schema with llguidance's option to ignore the keywords that it lacks."""
     lenient = {**orjson.loads(schema), "x-guidance": {**JSON_FORM, "lenient": True}}
     return orjson.dumps(lenient).decode()
+
+
+def unnamed_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema without a ``$schema`` that llguidance does not know, and without its name.
+
+    llguidance refuses a name with spaces, and the references of a named schema that is a part of
+    another one. A schema whose references use names keeps its own.
+    """
+    unnamed = dict(schema)
+    if not _DIALECT.fullmatch(str(schema.get("$schema"))):
+        unnamed.pop("$schema", None)
+    references = (inner.get("$ref") for inner in objects_in(schema))
+    if all(str(reference or "#").startswith("#") for reference in references):
+        unnamed.pop("$id", None)
+    return unnamed
 
 
 def check_schemas(schemas: Any, param: str) -> None:
@@ -189,7 +209,7 @@ def _json_grammar(schema: Any) -> str:
     from llguidance import grammar_from
 
     if isinstance(schema, dict):
-        schema = {"x-guidance": JSON_FORM, **schema}
+        schema = {"x-guidance": JSON_FORM, **unnamed_schema(schema)}
     return grammar_from("json_schema", orjson.dumps(schema).decode())
 
 

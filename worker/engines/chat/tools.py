@@ -18,6 +18,7 @@ from inference_site.core.domain.request import (
     Tool,
     ToolCall,
 )
+from worker.engines.grammars import unnamed_schema
 
 Schema = dict[str, Any]
 _LISTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
@@ -46,7 +47,8 @@ def arguments_schema(tool: Tool, pointer: str) -> Schema:
         is_pointer = reference == "#" or reference.startswith("#/")
         return pointer + reference[1:] if is_pointer else reference
 
-    parameters = _with_references(tool.parameters or {"properties": {}}, moved)
+    given = unnamed_schema(tool.parameters or {"properties": {}})
+    parameters = _with_references(given, moved)
     return _closed({"type": "object", **parameters})
 
 

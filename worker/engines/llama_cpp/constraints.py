@@ -46,6 +46,7 @@ from worker.engines.grammars import (
     lenient_schema,
     llguidance_grammar,
     regex_as_lark,
+    unnamed_schema,
 )
 
 _LLGUIDANCE = "%llguidance {}\n"
@@ -173,7 +174,8 @@ def schema_fields(
     ignore others, such as the bounds of decimals. Raise InvalidRequest for a schema that is invalid
     or too complex.
     """
-    text = orjson.dumps({"x-guidance": JSON_FORM, **with_link_patterns(schema)}).decode()
+    unnamed = with_link_patterns(unnamed_schema(schema))
+    text = orjson.dumps({"x-guidance": JSON_FORM, **unnamed}).decode()
     is_known = is_known_schema(text, param)
     if from_start and (is_known or is_chat):
         return {
