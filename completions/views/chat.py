@@ -246,7 +246,8 @@ class InfillView(ApiView):
         model = served_model(caller, body.model, body)
         require_endpoint(model, "suffix")
         completion = parse(CompletionRequest, {**body.to_completion(), "model": model.spec.id})
-        generation = replace(to_completion_request(completion, model), truncate=True)
+        generation = to_completion_request(completion, model)
+        generation = replace(generation, other_files=body.other_files, truncate=True)
         if completion.max_tokens is None:
             generation = replace(generation, max_output_tokens=None)
         stream = bool(body.stream)

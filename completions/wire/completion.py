@@ -217,12 +217,16 @@ class InfillRequest(ConstraintFields, SamplingFields):
     stop: ManyStopTexts | None = None
     stream: bool | None = None
 
+    @property
+    def other_files(self) -> tuple[tuple[str, str], ...]:
+        """The names and texts of ``input_extra``."""
+        return tuple((piece.filename or "", piece.text) for piece in self.input_extra or ())
+
     def to_completion(self) -> dict[str, Any]:
-        """Return the body of ``/v1/completions`` that asks for the same, without unknown fields.
+        """Return the body of ``/v1/completions`` for the same gap, without unknown fields.
 
         They are named as ignored, and some of them are fields of completions.
         """
-        extra = "".join(f"{piece.text}\n" for piece in self.input_extra or ())
         asked = self.model_dump(
             by_alias=True,
             exclude_unset=True,
@@ -233,5 +237,5 @@ class InfillRequest(ConstraintFields, SamplingFields):
         )
         tokens = -1 if self.n_predict is None else self.n_predict
         limit = {} if tokens == -1 else {"max_tokens": max(1, tokens)}
-        prompt = f"{extra}{self.input_prefix}{self.prompt}"
+        prompt = f"{self.input_prefix}{self.prompt}"
         return {**asked, **limit, "prompt": prompt, "suffix": self.input_suffix}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,15 @@ def test_a_text_to_be_filled_in_keeps_what_is_nearest_to_its_gap() -> None:
         assert kept.suffix
         assert end.startswith(kept.suffix)
         assert BOUND - 4 < len(prefix) + len(kept.suffix.encode()) <= BOUND
+
+
+def test_other_files_are_left_out_before_the_text_around_the_gap() -> None:
+    files = tuple((f"{n}.py", "x" * (BOUND // 4)) for n in range(5))
+    asked: dict[str, Any] = {"operation": "complete", "prompts": ("before",), "suffix": "after"}
+    given = GenerationRequest("demo", **asked, other_files=files, truncate=True)
+    assert fit_to_context(given) == replace(given, other_files=files[2:])
+    with pytest.raises(ContextLengthExceeded):
+        fit_to_context(replace(given, truncate=False))
 
 
 def test_what_fits_stays_as_it_is() -> None:

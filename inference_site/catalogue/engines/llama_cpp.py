@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,23 +42,41 @@ _GENERATES = frozenset(
 )
 
 
+_REPOSITORY, _OTHER_FILE, _THIS_FILE = "myproject", "tmp", "filename"
+"""Names in llama-server where a request has none."""
+_SNIPPET = "\n\n--- snippet ---\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class FillInMarks:
     """The tokens before the prefix, the suffix and the middle of a text to be filled in.
 
     ``suffix_first``: the suffix comes before the prefix, which the middle then continues.
+    ``repository`` and ``file`` are the tokens before the names of these, for models that know them.
     """
 
     prefix: str
     suffix: str
     middle: str = ""
     suffix_first: bool = False
+    repository: str = ""
+    file: str = ""
 
-    def around(self, prefix: str, suffix: str) -> str:
-        """Return the prompt that is continued by what fits between the two."""
+    def around(self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()) -> str:
+        """Return the prompt that is continued by what fits between the two.
+
+        ``files`` are names and texts, which come first in the form of llama-server.
+        """
         before, after = f"{self.prefix}{prefix}", f"{self.suffix}{suffix}"
         parts = (after, before) if self.suffix_first else (before, after)
-        return f"{''.join(parts)}{self.middle}"
+        return f"{self._files(files) if files else ''}{''.join(parts)}{self.middle}"
+
+    def _files(self, files: Sequence[tuple[str, str]]) -> str:
+        if not self.file:
+            return "".join(f"{_SNIPPET}{text}" for _, text in files)
+        repository = f"{self.repository}{_REPOSITORY}\n" if self.repository else ""
+        named = (f"{self.file}{name or _OTHER_FILE}\n{text}" for name, text in files)
+        return f"{repository}{''.join(named)}{self.file}{_THIS_FILE}\n"
 
 
 _FAMILIES = (
@@ -78,6 +97,10 @@ _MARK_IDS = (
     ("tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"),
 )
 """Keys of a file that name the tokens of its marks; the second of each is that of older files."""
+_REPOSITORY_MARKS = ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")
+_FILE_MARKS = ("<|file_sep|>",)
+_OF_FILES = ("tokenizer.ggml.fim_rep_token_id", "tokenizer.ggml.fim_sep_token_id")
+"""The marks of several files: llama.cpp's lists, and the keys of a file that names them."""
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 _WHOLE = ("f32", "f16", "bf16")
@@ -196,14 +219,26 @@ def marks(spec: ModelSpec) -> FillInMarks | None:
 @cached_until_replaced
 def _marks_of(path: Path) -> FillInMarks | None:
     """Return the marks that a file names by their ids, else those of a family that it has."""
-    found = fields(path, TOKENS, *chain.from_iterable(_MARK_IDS))
+    found = fields(path, TOKENS, *chain.from_iterable(_MARK_IDS), *_OF_FILES)
     tokens = found.get(TOKENS, ())
-    ids = [next((found[key] for key in keys if key in found), -1) for keys in _MARK_IDS]
-    if all(0 <= id_ < len(tokens) for id_ in ids):
-        return FillInMarks(*(tokens[id_] for id_ in ids))
     known = frozenset(("", *tokens))
-    return next(
-        (own for own in _FAMILIES if known.issuperset((own.prefix, own.suffix, own.middle))), None
+
+    def named(*keys: str) -> str:
+        id_ = next((found[key] for key in keys if key in found), -1)
+        return tokens[id_] if 0 <= id_ < len(tokens) else ""
+
+    if all(own := [named(*keys) for keys in _MARK_IDS]):
+        found_marks = FillInMarks(*own)
+    else:
+        families = (m for m in _FAMILIES if known.issuperset((m.prefix, m.suffix, m.middle)))
+        if (family := next(families, None)) is None:
+            return None
+        found_marks = family
+    repository, file = map(named, _OF_FILES)
+    return replace(
+        found_marks,
+        repository=repository or next(filter(known.__contains__, _REPOSITORY_MARKS), ""),
+        file=file or next(filter(known.__contains__, _FILE_MARKS), ""),
     )
 
 

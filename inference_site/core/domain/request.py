@@ -305,7 +305,8 @@ class GenerationRequest:
 
     ``operation`` names the method of the engine. ``chat`` and ``render`` take ``messages``; the
     others take ``prompts``, each of which is text or token ids. Prompts are completed without a
-    chat template; with a ``suffix``, by the text between prompt and suffix. Each prompt has
+    chat template; with a ``suffix``, by the text between prompt and suffix, and after those of
+    ``other_files``, pairs of a name and a text. Each prompt has
     ``choices`` answers, sampled from one prefill; the index of an answer is
     prompt × choices + choice. ``rank`` compares each prompt with its query: ``queries`` has one for
     all prompts, or one for each. ``moderate`` judges each prompt, or the one message; with a
@@ -365,6 +366,7 @@ class GenerationRequest:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     queries: tuple[str, ...] = ()
     suffix: str | None = None
+    other_files: tuple[tuple[str, str], ...] = ()
     response_prefix: str = ""
     add_generation_prompt: bool = True
     cache_prompt: bool = True
@@ -501,15 +503,23 @@ def objects_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def nearest_to_gap(request: GenerationRequest, share: float) -> GenerationRequest:
-    """Return the request with this share of the text around its gap, what is nearest to the gap.
+    """Return the request with this share of its texts, what is nearest to the gap.
 
-    Of the bytes that stay, at most a quarter are those of the suffix, as in llama-server.
+    The first of the other files are left out. If not even prefix and suffix fit, the suffix keeps
+    at most a quarter of the bytes, as in llama-server.
     """
     [prompt] = request.prompts
     assert isinstance(prompt, str)
     before, after = prompt.encode(), (request.suffix or "").encode()
-    size = int((len(before) + len(after)) * share)
-    after = after[: size // 4]
-    before = before[max(0, len(before) + len(after) - size) :]
+    sizes = [len(text.encode()) for _, text in request.other_files]
+    size = int((len(before) + len(after) + sum(sizes)) * share)
+    if len(before) + len(after) > size:
+        after = after[: size // 4]
+        before = before[max(0, len(before) + len(after) - size) :]
+    first, room = len(sizes), size - len(before) - len(after)
+    while first and (room := room - sizes[first - 1]) >= 0:
+        first -= 1
     prefix, suffix = (text.decode(errors="ignore") for text in (before, after))
-    return replace(request, prompts=(prefix,), suffix=suffix)
+    return replace(
+        request, prompts=(prefix,), suffix=suffix, other_files=request.other_files[first:]
+    )

@@ -222,6 +222,8 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
         yield from (part.text for part in message.parts if isinstance(part, TextPart))
         yield from (repr(call.arguments) for call in message.tool_calls)
     yield from (prompt for prompt in request.prompts if isinstance(prompt, str))
+    yield (request.suffix or "") * len(request.prompts)
+    yield from (text for _, text in request.other_files)
     yield from request.query_of_each
     yield from (repr(tool) for tool in request.tools)
 

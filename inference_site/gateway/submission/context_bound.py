@@ -82,12 +82,14 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
     bound, name = ContextBound.of(spec), subject or request.subject
     if request.truncate and request.suffix is not None:
         size = text_bytes(request.prompts[0]) + text_bytes(request.suffix)  # type: ignore[arg-type]
+        size += sum(text_bytes(text) for _, text in request.other_files)
         if size > bound.size:
             request = nearest_to_gap(request, bound.size / size)
     elif request.truncate and request.prompts:
         cut = tuple(_beginning(prompt, bound) for prompt in request.prompts)
         request = replace(request, prompts=cut)
     beside = max((text_bytes(query) for query in request.queries), default=0)
+    beside += sum(text_bytes(text) for _, text in request.other_files)
     for prompt in request.prompts:
         if isinstance(prompt, str):
             size = text_bytes(prompt) + text_bytes(request.suffix) + beside

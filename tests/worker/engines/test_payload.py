@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -36,9 +37,9 @@ def coder(path: Path, tokens: list[str], **ids: int) -> ModelSpec:
     return replace(SPEC, file=path / "coder.gguf", options={})
 
 
-def filled(spec: ModelSpec) -> str:
+def filled(spec: ModelSpec, **fields: Any) -> str:
     """The prompt for what is between x and z."""
-    request = GenerationRequest("demo", operation="complete", prompts=("x",), suffix="z")
+    request = GenerationRequest("demo", operation="complete", prompts=("x",), suffix="z", **fields)
     [prompt] = payloads(spec).with_whole_prompts(request).prompts
     assert isinstance(prompt, str)
     return prompt
@@ -68,6 +69,32 @@ def test_marks_of_a_known_family_are_read_from_the_file(
     assert "suffix" in capabilities(spec)
     assert filled(replace(spec, options={"fim_tokens": ["<", "|", ">"]})) == "<x|z>"
     assert marks(replace(spec, file=DEMO_FILE)) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "ids", "expected"),
+    [
+        ([], {}, "\n\n--- snippet ---\n\na = 1\n\n--- snippet ---\n\nb = 2"),
+        (
+            ["<|file_sep|>"],
+            {},
+            "<|file_sep|>a.py\na = 1<|file_sep|>tmp\nb = 2<|file_sep|>filename\n",
+        ),
+        (
+            ["<R>", "<|file_sep|>"],
+            {"fim_rep": 4, "fim_sep": 9},
+            "<R>myproject\n<|file_sep|>a.py\na = 1<|file_sep|>tmp\nb = 2<|file_sep|>filename\n",
+        ),
+    ],
+)
+def test_other_files_come_before_the_text_as_llama_server_puts_them(
+    tmp_path: Path, more: list[str], ids: dict[str, int], expected: str
+) -> None:
+    tokens = ["a", "<PRE>", "<MID>", "<SUF>", *more]
+    others = (("a.py", "a = 1"), ("", "b = 2"))
+    spec = coder(tmp_path, tokens, **ids)
+    assert filled(spec, other_files=others) == f"{expected}<PRE>x<SUF>z<MID>"
+    assert filled(spec) == "<PRE>x<SUF>z<MID>"
 
 
 @pytest.mark.parametrize("own", [["[PREFIX]"], ["▁<PRE>", "▁<SUF>"]])

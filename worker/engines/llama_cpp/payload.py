@@ -121,15 +121,18 @@ class LlamaCppPayloads(Payloads):
         }
 
     def with_whole_prompts(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the completion with its suffix inside the prompts, between the model's marks.
+        """Return the completion with its suffix and other files inside the prompts.
 
-        ``complete`` takes only requests without a suffix.
+        They stand between the model's marks. ``complete`` takes only requests without a suffix.
         """
         if (suffix := request.suffix) is None:
             return request
         fim = marks(self._spec) or FillInMarks("", "")
-        prompts = (p if isinstance(p, tuple) else fim.around(p, suffix) for p in request.prompts)
-        return replace(request, prompts=tuple(prompts), suffix=None)
+        files = request.other_files
+        prompts = (
+            p if isinstance(p, tuple) else fim.around(p, suffix, files) for p in request.prompts
+        )
+        return replace(request, prompts=tuple(prompts), suffix=None, other_files=())
 
     def _shared(self, request: GenerationRequest) -> dict[str, Any]:
         payload = {**super()._shared(request), **self._lora(request)}

@@ -45,7 +45,8 @@ class Payloads:
 
     def complete(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the payload of a completion. Raise InvalidRequest as ``chat`` does."""
-        prompts = [list(p) if isinstance(p, tuple) else p for p in request.prompts]
+        files = "".join(f"{text}\n" for _, text in request.other_files)
+        prompts = [list(p) if isinstance(p, tuple) else files + p for p in request.prompts]
         payload = {
             **self._shared(request),
             "prompt": prompts[0] if len(prompts) == 1 else prompts,
