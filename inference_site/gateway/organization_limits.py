@@ -118,13 +118,15 @@ def change_budgets(target: Project | ApiKey, wanted: Mapping[Bounded, Decimal]) 
 
     Call this in a transaction that has locked or made the row of the project or key.
     """
+    if amounts_of(target) == wanted:
+        return []
     before = _text(_budgets_of([target])[target.pk])
     if isinstance(target, ApiKey):
         replace_budgets(target.project_id, target.pk, wanted)
     else:
         replace_budgets(target.pk, None, wanted)
     after = _text(_budgets_of([target])[target.pk])
-    return [] if before == after else [f"budgets: {before} → {after}"]
+    return [f"budgets: {before} → {after}"]
 
 
 def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[str, Any]]:
