@@ -157,8 +157,8 @@ class BudgetInline(TabularInline):
         newest = of_project.filter(revoked_at=None).values("pk")[:_MAX_KEYS]
         budgets = Budget.objects.filter(project=project).values("api_key")
         kwargs["queryset"] = of_project.filter(Q(pk__in=newest) | Q(pk__in=budgets))
-        kwargs["empty_label"] = "all keys"
         field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        field.empty_label = "all keys"  # The theme replaces one that it is given.
         field.choices = list(field.choices)
         return field
 

@@ -538,6 +538,7 @@ def test_a_budget_offers_the_newest_keys_and_those_that_have_one(
     field = text.partition('name="budgets-0-api_key"')[2].partition("</select>")[0]
     offered = re.findall(r'<option value="(\d+)"', field)
     assert sorted(map(int, offered)) == [limited.pk, newest.pk]
+    assert '<option value="">all keys</option>' in field
 
 
 def test_a_form_of_a_project_keeps_members_who_are_deactivated(

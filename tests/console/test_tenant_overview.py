@@ -71,7 +71,7 @@ def test_a_budget_says_what_its_fields_are_and_where_it_is_added(
     for name in ("API key", "Unit", "Every", "Amount"):
         assert f'aria-label="{name}"' in text
     assert 'value="20"' in text, "without zeros at its end"
-    assert "all keys" in text
+    assert '<option value="" selected>all keys</option>' in text
     Budget.objects.all().delete()
     listed = admin.get("/admin/accounts/budget/").content.decode()
     assert "No budgets yet" in listed
