@@ -29,7 +29,7 @@ _ENDPOINTS = {
     "completions": "completions",
     "embeddings": "embeddings",
     "moderation": "moderations",
-    "render": "chat prompts",
+    "render": "the rendering of chats, by which their tokens are counted",
     "rerank": "reranking",
     "speech": "speech",
     "suffix": "infill",
