@@ -301,3 +301,28 @@ def test_a_change_of_several_budgets_holds_no_counter_while_it_waits_for_a_budge
             assert kept.spends.select_for_update().get().spent == 0
         changing.result(30)
     assert [budget.amount for budget in Budget.objects.all()] == [50]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_of_several_budgets_locks_their_counters_in_the_order_of_reservations() -> None:
+    """The counter of a month is older than that of a day, but its budget may be the newer one."""
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    daily, monthly = make(key, 100), make(key, 100, every="month")
+    today = daily.spends.get()
+    today.delete()
+    daily.spends.create(start=today.start)  # As on each day but the first of a month.
+    wanted = {("", "tokens", "day"): Decimal(50), ("", "tokens", "month"): Decimal(60)}
+
+    def work() -> None:
+        with transaction.atomic():
+            replace_budgets(key.project_id, None, wanted)
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            assert monthly.spends.select_for_update().get()
+            changing = threads.submit(work)
+            wait_for_a_wait()
+            assert daily.spends.select_for_update().first()
+        changing.result(30)
+    assert {budget.amount for budget in Budget.objects.all()} == {50, 60}
