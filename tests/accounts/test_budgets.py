@@ -290,7 +290,9 @@ def test_a_change_of_several_budgets_holds_no_counter_while_it_waits_for_a_budge
 
     def work() -> None:
         with transaction.atomic():
-            replace_budgets(key.project_id, None, {("", "tokens", "day"): Decimal(50)})
+            kept.amount = Decimal(50)
+            kept.save()
+            ending.delete()
         connection.close()
 
     with ThreadPoolExecutor(1) as threads:
@@ -311,11 +313,12 @@ def test_a_change_of_several_budgets_locks_their_counters_in_the_order_of_reserv
     today = daily.spends.get()
     today.delete()
     daily.spends.create(start=today.start)  # As on each day but the first of a month.
-    wanted = {("", "tokens", "day"): Decimal(50), ("", "tokens", "month"): Decimal(60)}
 
     def work() -> None:
         with transaction.atomic():
-            replace_budgets(key.project_id, None, wanted)
+            for budget in (daily, monthly):
+                budget.amount += 1
+                budget.save()
         connection.close()
 
     with ThreadPoolExecutor(1) as threads:
@@ -325,4 +328,13 @@ def test_a_change_of_several_budgets_locks_their_counters_in_the_order_of_reserv
             wait_for_a_wait()
             assert daily.spends.select_for_update().first()
         changing.result(30)
-    assert {budget.amount for budget in Budget.objects.all()} == {50, 60}
+    assert {budget.amount for budget in Budget.objects.all()} == {101}
+
+
+def test_a_new_amount_keeps_what_is_spent_without_counting_the_month(api_key: Key) -> None:
+    """The log has no usage here, so a count would find none."""
+    budget = make(api_key[0], 100)
+    budget.spends.update(spent=40)
+    replace_budgets(budget.project_id, None, {("", "tokens", "day"): Decimal(50)})
+    assert budget.spends.get().spent == 40
+    assert Budget.objects.get().amount == 50
