@@ -170,7 +170,8 @@ def replace_budgets(
     """Make these the budgets of a project, or of one of its keys: amounts by each, unit and period.
 
     A budget that bounds the same as before keeps what is spent of it. Call this in a transaction
-    that has locked the row of the project or key.
+    that has locked the row of the project and its budgets (``accounting.lock_budgets``), or made
+    the row of the project or key.
     """
     left = dict(wanted)
     for budget in Budget.objects.filter(project=project_id, api_key=api_key_id).order_by("pk"):

@@ -48,6 +48,7 @@ from inference_site.core.admin_pages.base_admin import (
 )
 from inference_site.core.admin_pages.labels import status_label
 from inference_site.core.site_settings.models import RetentionKind, retention_days
+from inference_site.runs.usage.accounting import lock_budgets
 
 RETENTION = get_args(RetentionKind)
 _MAX_KEYS = 200
@@ -388,6 +389,11 @@ class BudgetAdmin(SiteAdmin):
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False  # Budgets are added on the page of their project, which offers its keys.
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        """Save a budget; the accounting lock is taken before its row, to avoid deadlocks."""
+        lock_budgets(obj.project_id)
+        super().save_model(request, obj, form, change)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
         return BudgetChangeList

@@ -10,7 +10,7 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from django.utils import timezone
 from pydantic import Field
@@ -21,6 +21,7 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.payload import WireObject, WireRequest, shown_name
+from inference_site.runs.usage.accounting import lock_budgets
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 _PRIORITY = "priority_requests_per_minute"
@@ -80,8 +81,8 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
     """Change what the request names; return what has changed, for the audit log.
 
     Call this in a transaction that has locked or made the row. Raise InvalidRequestError for a
-    model or dimension that does not exist, unless the row has it already, and for a new expiry of
-    an expired key.
+    model or dimension that does not exist, unless the row has it already, and for an expiry that
+    the key may not have.
     """
     sent = given.model_fields_set
     named = [name for name in (*_LIMITS, _PRIORITY) if name in sent]
@@ -93,7 +94,8 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
         if given.scopes is not None:
             columns["scopes"] = list(dict.fromkeys(given.scopes))
         if "expires_in_seconds" in sent:
-            columns["expires_at"] = _expiry(target, given.expires_in_seconds)
+            scopes = columns.get("scopes", target.scopes)
+            columns["expires_at"] = _expiry(target, scopes, given.expires_in_seconds)
     changes = []
     for name, new in columns.items():
         old = getattr(target, name)
@@ -108,7 +110,8 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
 
 
 def amounts_of(target: Project | ApiKey) -> dict[Bounded, Decimal]:
-    """Return the amounts of the budgets of a project, or of a key."""
+    """Lock the budgets of a project, and return the amounts of its own, or of those of a key."""
+    lock_budgets(target.project_id if isinstance(target, ApiKey) else target.pk)
     budgets = _budgets_of([target])[target.pk]
     return {(one.each, one.unit, one.every): one.amount for one in budgets}
 
@@ -116,7 +119,7 @@ def amounts_of(target: Project | ApiKey) -> dict[Bounded, Decimal]:
 def change_budgets(target: Project | ApiKey, wanted: Mapping[Bounded, Decimal]) -> list[str]:
     """Make these the budgets; return what has changed, for the audit log.
 
-    Call this in a transaction that has locked or made the row of the project or key.
+    Call this in a transaction that has locked the row of the project, or made that of the target.
     """
     if amounts_of(target) == wanted:
         return []
@@ -193,12 +196,22 @@ def _ids_of(names: Sequence[str], kept: Collection[str]) -> list[str]:
     return list(dict.fromkeys(ids))
 
 
-def _expiry(key: ApiKey, seconds: int | None) -> dt.datetime | None:
-    """Return when a key is to expire. Raise InvalidRequestError if it has expired already."""
-    now = timezone.now()
-    if key.expires_at is not None and key.expires_at <= now:
+def _expiry(key: ApiKey, scopes: Collection[str], seconds: int | None) -> dt.datetime | None:
+    """Return when a key with these scopes is to expire.
+
+    Raise InvalidRequestError for an expired key, and for a later expiry of a key with a scope that
+    only the console gives: a key could extend its own access to the whole site.
+    """
+    now, old = timezone.now(), key.expires_at
+    if old is not None and old <= now:
         raise InvalidRequestError("The key has expired.", param="expires_in_seconds")
-    return None if seconds is None else now + dt.timedelta(seconds=seconds)
+    new = None if seconds is None else now + dt.timedelta(seconds=seconds)
+    if old is not None and (new is None or new > old):
+        given_here = get_args(_Scope)
+        if others := [scope for scope in scopes if scope not in given_here]:
+            message = f"Only the console extends a key with the scope '{others[0]}'."
+            raise InvalidRequestError(message, param="expires_in_seconds")
+    return new
 
 
 def _text(value: Any) -> str:

@@ -276,7 +276,7 @@ class ProjectView(OrganizationView):
                 message = f"There is a project '{given.name}' already."
                 raise ConflictError(message, param="name") from exc
             _note(request, project, [*renamed, *change(project, given)])
-        return Response(_projects([project])[0].model_dump())
+            return Response(_projects([project])[0].model_dump())
 
 
 class ProjectArchiveView(OrganizationView):
@@ -317,7 +317,7 @@ class SpendLimitView(OrganizationView):
             project = _find_project(project_id, is_changed=True)
             amounts = amounts_of(project) | {MONTHLY: Decimal(given.threshold_amount) / 100}
             _note(request, project, change_budgets(project, amounts))
-        return _spend_limit(project)
+            return _spend_limit(project)
 
     @documented(answer=DeletedSpendLimit)
     def delete(self, request: Request, project_id: str) -> Response:
@@ -408,7 +408,7 @@ class ProjectKeyView(OrganizationView):
         with transaction.atomic():
             key = _find_key(project_id, key_id, is_changed=True)
             _note(request, key, change(key, given))
-        return Response(_keys_shown([key])[0].model_dump())
+            return Response(_keys_shown([key])[0].model_dump())
 
     @documented(answer=DeletedProjectKey)
     def delete(self, request: Request, project_id: str, key_id: str) -> Response:
@@ -420,7 +420,8 @@ class ProjectKeyView(OrganizationView):
 def _page_of_keys(request: Request, project_id: str) -> tuple[Page, Sequence[ApiKey]]:
     """Return a page of the keys of a project, the oldest first."""
     page = parse_page(request.query_params, "asc")
-    return page, list(page.rows_of(_keys(project_id), "pk", _after(page, "api_key_id")))
+    rows = _keys(_find_project(project_id))
+    return page, list(page.rows_of(rows, "pk", _after(page, "api_key_id")))
 
 
 def _revoke(request: Request, project_id: str, key_id: str) -> None:
@@ -440,15 +441,18 @@ def _find_project(project_id: str, *, is_changed: bool = False) -> Project:
     return found
 
 
-def _keys(project_id: str) -> QuerySet[ApiKey]:
-    rows = ApiKey.objects.filter(project=_find_project(project_id), revoked_at=None)
-    return rows.select_related("project")
+def _keys(project: Project) -> QuerySet[ApiKey]:
+    rows = ApiKey.objects.filter(project=project, revoked_at=None)
+    return rows.select_related("project", "owner")
 
 
 def _find_key(project_id: str, key_id: str, *, is_changed: bool = False) -> ApiKey:
-    """Return a key of a project, and lock it if it ``is_changed``. Raise NotFoundError."""
+    """Return a key of a project, and lock it if it ``is_changed``. Raise NotFoundError.
+
+    The project is locked too, because its form in the console changes the budgets of its keys.
+    """
     pk = primary_key_of(key_id, "api_key_id") or 0
-    rows = _keys(project_id).filter(pk=pk)
+    rows = _keys(_find_project(project_id, is_changed=is_changed)).filter(pk=pk)
     found = (rows.select_for_update(of=("self",), no_key=True) if is_changed else rows).first()
     if found is None:
         raise NotFoundError(f"No such key: {key_id[:100]}", param="key_id")
@@ -521,11 +525,13 @@ def _spend_limit(project: Project) -> Response:
     budget = found.first()
     if budget is None:
         raise _no_spend_limit()
-    is_used_up = bool(spent_of([budget], timezone.now()).get(budget.pk, Spent()).used_up)
+    spent = spent_of([budget], timezone.now()).get(budget.pk, Spent()).highest
     limit = SpendLimit(
         currency=settings.CURRENCY,
         threshold_amount=int(budget.amount * 100),
-        enforcement=SpendLimitEnforcement(status="enforcing" if is_used_up else "inactive"),
+        enforcement=SpendLimitEnforcement(
+            status="enforcing" if spent >= budget.amount else "inactive",
+        ),
     )
     return Response(limit.model_dump())
 
@@ -546,6 +552,7 @@ def _keys_shown(keys: Sequence[ApiKey]) -> list[ProjectKey]:
 def _key(key: ApiKey, limits: dict[str, Any]) -> ProjectKey:
     owner = KeyOwner(id=_id(key), name=key.name, created_at=_time(key.created_at))
     is_valid = key.expires_at is None or key.expires_at > timezone.now()
+    is_valid &= key.project.is_active and (key.owner is None or key.owner.is_active)
     return ProjectKey(
         id=_id(key),
         name=key.name,
@@ -554,6 +561,6 @@ def _key(key: ApiKey, limits: dict[str, Any]) -> ProjectKey:
         last_used_at=_optional_time(key.last_used_at),
         expires_at=_optional_time(key.expires_at),
         owner=ProjectKeyOwner(service_account=owner),
-        owner_project_access="active" if is_valid and key.project.is_active else "inactive",
+        owner_project_access="active" if is_valid else "inactive",
         **limits,
     )

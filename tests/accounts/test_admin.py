@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -25,10 +26,12 @@ from inference_site.console import accounts_admin
 from inference_site.console.accounts_admin import RETENTION, ApiKeyAdmin, ProjectAdmin
 from inference_site.core.admin_pages import base_admin
 from inference_site.runs.models import Generation, Status
+from inference_site.runs.usage.accounting import hold_lock
 from inference_site.runs.usage.models import PrunedLog
 from responses_api.models import StoredResponse
 from tests.conftest import AtTheSameMoment
 from tests.generations.rows import create_generation
+from tests.waiting import wait_for_a_wait
 
 Key = tuple[ApiKey, str]
 GENERATIONS = "/admin/generations/generation/"
@@ -440,6 +443,29 @@ def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
     assert admin.post(on_its_page, changed).status_code == 302
     assert post(2, {**wanted, **ids[0], "DELETE": "on"}, changed | ids[1]).status_code == 302
     assert [str(one.amount.normalize()) for one in Budget.objects.all()] == ["7"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_form_of_a_budget_holds_no_row_while_it_waits_for_accounting(
+    admin: Client, project: Project
+) -> None:
+    """Who has the accounting lock waits for that row: it was a deadlock."""
+    budget = Budget.objects.create(project=project, unit="tokens", every="day", amount=1)
+
+    def save() -> int:
+        form = {"unit": "tokens", "every": "day", "amount": "2"}
+        answer = admin.post(f"/admin/accounts/budget/{budget.pk}/change/", form)
+        connection.close()
+        return answer.status_code
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic(), connection.cursor() as cursor:
+            hold_lock(cursor)
+            saving = threads.submit(save)
+            wait_for_a_wait()
+            assert Budget.objects.select_for_update(nowait=True).get().amount == 1
+        assert saving.result(30) == 302
+    assert Budget.objects.get().amount == 2
 
 
 def test_a_page_with_a_budget_that_was_deleted_meanwhile_says_so(

@@ -290,7 +290,9 @@ def test_a_change_of_several_budgets_holds_no_counter_while_it_waits_for_a_budge
 
     def work() -> None:
         with transaction.atomic():
-            replace_budgets(key.project_id, None, {("", "tokens", "day"): Decimal(50)})
+            kept.amount = Decimal(50)
+            kept.save()
+            ending.delete()
         connection.close()
 
     with ThreadPoolExecutor(1) as threads:
@@ -301,3 +303,38 @@ def test_a_change_of_several_budgets_holds_no_counter_while_it_waits_for_a_budge
             assert kept.spends.select_for_update().get().spent == 0
         changing.result(30)
     assert [budget.amount for budget in Budget.objects.all()] == [50]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_change_of_several_budgets_locks_their_counters_in_the_order_of_reservations() -> None:
+    """The counter of a month is older than that of a day, but its budget may be the newer one."""
+    key = ApiKey.objects.create(project=Project.objects.create(name="p"), name="k")
+    daily, monthly = make(key, 100), make(key, 100, every="month")
+    today = daily.spends.get()
+    today.delete()
+    daily.spends.create(start=today.start)  # As on each day but the first of a month.
+
+    def work() -> None:
+        with transaction.atomic():
+            for budget in (daily, monthly):
+                budget.amount += 1
+                budget.save()
+        connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            assert monthly.spends.select_for_update().get()
+            changing = threads.submit(work)
+            wait_for_a_wait()
+            assert daily.spends.select_for_update().first()
+        changing.result(30)
+    assert {budget.amount for budget in Budget.objects.all()} == {101}
+
+
+def test_a_new_amount_keeps_what_is_spent_without_counting_the_month(api_key: Key) -> None:
+    """The log has no usage here, so a count would find none."""
+    budget = make(api_key[0], 100)
+    budget.spends.update(spent=40)
+    replace_budgets(budget.project_id, None, {("", "tokens", "day"): Decimal(50)})
+    assert budget.spends.get().spent == 40
+    assert Budget.objects.get().amount == 50

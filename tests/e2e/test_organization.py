@@ -268,6 +268,12 @@ def test_a_spend_limit_refuses_requests_until_it_is_raised(
 
     wait_until(lambda: error_code() == "insufficient_quota")
     assert limits.retrieve(project).enforcement.status == "enforcing"
+    stack.sql(  # As in a new month.
+        "DELETE FROM accounts_budgetspend USING accounts_budget budget "
+        "WHERE budget.id = budget_id AND project_id = %s",
+        key.project_id,
+    )
+    assert limits.retrieve(project).enforcement.status == "enforcing"
     assert set_to(12_345).enforcement.status == "inactive"
     chat(client, "demo")
     (budget,) = organization.projects.retrieve(project).budgets
@@ -325,6 +331,46 @@ def test_embeddings_are_counted_apart_from_completions(
     (one,) = results(organization.usage.completions)
     assert (one.model, one.input_tokens) == ("scripted", asked.usage.prompt_tokens)
     assert results(organization.usage.moderations) == []
+
+
+def test_a_key_for_the_whole_site_expires_no_later_than_the_console_said(
+    organization: Any, stack: ServedStack
+) -> None:
+    """A key with the scope admin could make its own access endless."""
+    key = make_key(stack, "admin")
+    project = f"proj_{key.project_id}"
+    (listed,) = organization.projects.api_keys.list(project)
+
+    def change(**fields: Any) -> Any:
+        return organization.projects.api_keys.update(
+            listed.id, project_id=project, extra_body=fields
+        )
+
+    expiry = change(expires_in_seconds=3_600).expires_at
+    for later in (None, 7_200):
+        with pytest.raises(openai.BadRequestError, match="Only the console") as refused:
+            change(expires_in_seconds=later)
+        assert refused.value.param == "expires_in_seconds"
+    assert change(requests_per_minute=60).expires_at == expiry
+    assert change(expires_in_seconds=600).expires_at < expiry
+    assert change(expires_in_seconds=None, scopes=["inference"]).expires_at is None
+
+
+def test_a_key_of_a_user_who_may_not_log_in_is_shown_as_inactive(
+    organization: Any, stack: ServedStack
+) -> None:
+    key = make_key(stack)
+    project = f"proj_{key.project_id}"
+    organization.projects.update(project, name=f"left {key.project_id}")  # The log gets its user.
+    (listed,) = organization.projects.api_keys.list(project)
+    assert listed.owner_project_access == "active"
+    stack.sql(
+        "UPDATE accounts_apikey SET owner_id = (SELECT id FROM auth_user WHERE NOT is_active "
+        "LIMIT 1) WHERE project_id = %s",
+        key.project_id,
+    )
+    (listed,) = organization.projects.api_keys.list(project)
+    assert listed.owner_project_access == "inactive"
 
 
 def test_of_two_projects_with_one_name_one_is_refused(organization: Any) -> None:

@@ -188,7 +188,7 @@ class StaffAdmin(UserAdmin[User], AccessAdmin):  # type: ignore[misc]  # The the
     actions = ("make_links",)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
-        """Read the roles of all users in one query. Those of the audit log alone are none."""
+        """Return users with their roles, which one query reads; not the users of the audit log."""
         users: QuerySet[User] = super().get_queryset(request)
         return users.exclude(username__in=(API_USER, COMMAND_USER)).prefetch_related("groups")
 

@@ -95,7 +95,7 @@ def log_entry_of_command(target: Model | str, message: str, flag: int = CHANGE) 
 
 
 def _nobody(name: str) -> int:
-    """Return the id of a user as whom nobody can log in: the audit log has users."""
+    """Return the id of a user as whom nobody can log in, because each entry must have a user."""
     users = get_user_model()._default_manager
     user, _ = users.get_or_create(
         username=name, defaults={"is_active": False, "password": make_password(None)}
@@ -393,8 +393,8 @@ class SiteAdmin(ModelAdmin):
     ) -> Any:
         """Run an action on the chosen rows. What is no id chooses none; Django fails there.
 
-        Rows that another user has deleted since are told: an action on none would say that it was
-        done.
+        If all chosen rows were deleted meanwhile, say so: an action on no rows would say that it
+        was done.
         """
         posted: Any = request.POST.copy()
         chosen = [one for one in posted.getlist(ACTION_CHECKBOX_NAME) if id_of(one) is not None]

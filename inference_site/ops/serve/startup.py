@@ -75,7 +75,7 @@ def create_first_secrets(data_dir: Path) -> FirstSecrets:
     """
     admin_password = api_key = None
     users = get_user_model().objects
-    if not users.filter(is_staff=True).exists():  # Not those of the audit log alone.
+    if not users.filter(is_staff=True).exists():  # The users of the audit log are not.
         admin_password = secrets.token_urlsafe(12)
         users.create_superuser(username="admin", email="", password=admin_password)
     if not ApiKey.objects.exists():

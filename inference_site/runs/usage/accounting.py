@@ -381,11 +381,13 @@ def lock_budgets(project_id: int) -> None:
     """Lock the budgets of a project, of which this transaction changes or deletes some.
 
     Accounting and reservations wait for its end. To avoid deadlocks, the accounting lock is taken
-    before the rows, and all rows at once, in the order in which ``budgets.reserve`` locks them.
+    before the rows, then all budgets and all their counters since the start of this month, in the
+    order in which ``budgets.reserve`` locks them.
     """
     with connection.cursor() as cursor:
         hold_lock(cursor)
-    list(Budget.objects.select_for_update().filter(project=project_id).order_by("pk"))
+        found = Budget.objects.select_for_update().filter(project=project_id).order_by("pk")
+        _lock_spends(cursor, _of_this_month([budget.pk for budget in found]))
 
 
 def count_spends(budget_id: int) -> None:
@@ -482,6 +484,14 @@ def _compare_spends(cursor: Any) -> list[Difference]:
     ]
 
 
+def _lock_spends(cursor: Any, params: dict[str, Any]) -> None:
+    cursor.execute(
+        """SELECT id FROM accounts_budgetspend
+        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s ORDER BY id FOR UPDATE""",
+        params,
+    )
+
+
 def _recount_spends(cursor: Any, budgets: list[int]) -> None:
     """Replace the counters of these budgets since the start of this month."""
     params = _of_this_month(budgets)
@@ -494,11 +504,7 @@ def _recount_spends(cursor: Any, budgets: list[int]) -> None:
         ORDER BY 1, 2, 3 ON CONFLICT DO NOTHING""",  # noqa: S608
         params,
     )
-    cursor.execute(
-        """SELECT id FROM accounts_budgetspend
-        WHERE budget_id = ANY(%(budgets)s) AND start >= %(month)s ORDER BY id FOR UPDATE""",
-        params,
-    )
+    _lock_spends(cursor, params)
     cursor.execute(
         f"""UPDATE accounts_budgetspend
         SET spent = CASE WHEN {_FROM_DELETED} THEN spent ELSE 0 END, reserved = 0

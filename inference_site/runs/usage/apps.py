@@ -17,7 +17,10 @@ class UsageConfig(AppConfig):
     forgetting = "inference_site.runs.usage.dimensions"
 
     def ready(self) -> None:
-        """Count the usage of the current period whenever a budget is created or changed."""
+        """Count the usage of the current period when a budget is made or changed.
+
+        Not when the amount alone is saved: on a busy site it takes seconds to count a month.
+        """
         from inference_site.accounts.models import Budget
 
         pre_save.connect(_before_budget_is_saved, sender=Budget)
@@ -34,10 +37,12 @@ def _before_budget_is_saved(instance: Any, raw: bool = False, **_: Any) -> None:
         forget_other_spends(instance)
 
 
-def _on_budget_saved(instance: Any, raw: bool = False, **_: Any) -> None:
+def _on_budget_saved(
+    instance: Any, raw: bool = False, update_fields: frozenset[str] | None = None, **_: Any
+) -> None:
     from inference_site.runs.usage.accounting import count_spends
 
-    if not raw:
+    if not raw and update_fields != frozenset({"amount"}):
         count_spends(instance.pk)
 
 
