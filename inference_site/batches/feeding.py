@@ -249,11 +249,14 @@ class Feeder:
 
     def _feed(self, batch: Batch, most: int) -> Iterator[Batch]:
         """Put at most ``most`` lines of a batch into the queue; yield the batch after each."""
-        waiting = BatchLine.objects.filter(batch=batch, state=LineState.PENDING).order_by("number")
+        waiting = BatchLine.objects.filter(batch=batch, state=LineState.PENDING)
         is_new, is_due = Q(resume_at=None), Q(resume_at__lte=Now())
-        # Many lines of a model that no worker serves would be tried again before those of others.
-        lines = list(waiting.filter(is_new)[:most]) if batch.dialect == ANTHROPIC else []
-        lines = lines or list(waiting.filter(is_new | is_due)[:most])
+        if batch.dialect == ANTHROPIC:
+            # Many lines of a model that no worker serves would be tried again before others.
+            lines = list(waiting.filter(is_new).order_by("number")[:most])
+            lines = lines or list(waiting.filter(is_due).order_by("resume_at", "number")[:most])
+        else:
+            lines = list(waiting.filter(is_new | is_due).order_by("number")[:most])
         if not lines:
             return
         caller = _caller_of(batch)

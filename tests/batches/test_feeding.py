@@ -232,6 +232,16 @@ def test_a_model_that_no_worker_serves_leaves_the_slots_of_another_to_its_lines(
     assert batch.model == "demo-memory"
 
 
+def test_lines_that_were_tried_last_are_tried_again_last(api_key: Key, worker: str) -> None:
+    """Many lines of a model that no worker serves were due again before a line was tried again."""
+    batch = batch_of_messages(api_key[0], "demo", "demo", "demo-memory")
+    batch.lines.update(resume_at=timezone.now() - dt.timedelta(seconds=1))
+    batch.lines.filter(number=3).update(resume_at=timezone.now() - dt.timedelta(seconds=2))
+    serve(worker, slots=1)
+    Feeder().feed()
+    assert [line.state for line in batch.lines.order_by("number")] == ["pending"] * 2 + ["running"]
+
+
 def test_a_model_whose_server_is_away_holds_up_no_line_with_another(
     api_key: Key, worker: str
 ) -> None:

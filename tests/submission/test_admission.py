@@ -71,6 +71,13 @@ def test_prompts_of_tokens_are_counted_and_embeddings_answer_nothing() -> None:
     assert tokens(operation="embed", prompts=((1, 2, 3),)) == 3
 
 
+def test_what_is_beside_a_prompt_that_is_filled_in_is_counted() -> None:
+    asked: dict[str, Any] = {"operation": "complete", "max_output_tokens": 1}
+    asked |= {"prompts": ("x" * 300,) * 2, "suffix": "y" * 30}
+    assert tokens(**asked) == 2 * (100 + 10 + 1)
+    assert tokens(**asked, other_files=(("n" * 3, "z" * 60),)) == 2 * (100 + 10 + 1) + 1 + 20
+
+
 @pytest.mark.parametrize("queries", [("x" * 30,), ("x" * 30,) * 3])
 def test_a_query_is_part_of_each_pair(queries: tuple[str, ...]) -> None:
     assert tokens(operation="rank", prompts=("x" * 300,) * 3, queries=queries) == 3 * (

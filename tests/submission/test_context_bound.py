@@ -114,6 +114,8 @@ def test_other_files_are_left_out_before_the_text_around_the_gap() -> None:
     assert fit_to_context(given) == replace(given, other_files=files[2:])
     with pytest.raises(ContextLengthExceeded):
         fit_to_context(replace(given, truncate=False))
+    named = replace(given, other_files=(("x" * BOUND, ""), ("b.py", "")))
+    assert fit_to_context(named) == replace(named, other_files=(("b.py", ""),))
 
 
 def test_what_fits_stays_as_it_is() -> None:

@@ -87,7 +87,8 @@ def start_truncating(engine: Engine, request: GenerationRequest, sink: Sink, end
 def _fitted(request: GenerationRequest, refused: InvalidRequest) -> GenerationRequest:
     """Return a request that the engine may take after this refusal, else raise ``refused``.
 
-    If the prompt is too long, it lacks at least one of the oldest turns, where that is allowed.
+    If the prompt is too long, it lacks at least one of the oldest turns, or some of the texts
+    around a gap, where that is allowed.
     """
     if isinstance(refused, ContextLengthExceeded):
         if not request.truncate:
@@ -96,7 +97,10 @@ def _fitted(request: GenerationRequest, refused: InvalidRequest) -> GenerationRe
         answer = min(request.max_output_tokens or context // 4, context // 2)
         share = (context - answer) / refused.input_tokens
         if request.suffix is not None:
-            return nearest_to_gap(request, share * _SAFE_SHARE)
+            shorter = nearest_to_gap(request, share * _SAFE_SHARE)
+            if shorter == request:  # The answer is too long, and not the texts.
+                raise refused
+            return shorter
         lengths = [length_of(message) for message in request.messages]
         excess = sum(lengths) * (1 - share)
         messages = drop_oldest_turns(request.messages, lengths, excess)

@@ -227,8 +227,9 @@ def _marks_of(path: Path) -> FillInMarks | None:
         id_ = next((found[key] for key in keys if key in found), -1)
         return tokens[id_] if 0 <= id_ < len(tokens) else ""
 
-    if all(own := [named(*keys) for keys in _MARK_IDS]):
-        found_marks = FillInMarks(*own)
+    prefix, suffix, middle = (named(*keys) for keys in _MARK_IDS)
+    if prefix and suffix and middle:
+        found_marks = FillInMarks(prefix, suffix, middle)
     else:
         families = (m for m in _FAMILIES if known.issuperset((m.prefix, m.suffix, m.middle)))
         if (family := next(families, None)) is None:

@@ -305,14 +305,14 @@ class GenerationRequest:
 
     ``operation`` names the method of the engine. ``chat`` and ``render`` take ``messages``; the
     others take ``prompts``, each of which is text or token ids. Prompts are completed without a
-    chat template; with a ``suffix``, by the text between prompt and suffix, and after those of
-    ``other_files``, pairs of a name and a text. Each prompt has
-    ``choices`` answers, sampled from one prefill; the index of an answer is
-    prompt × choices + choice. ``rank`` compares each prompt with its query: ``queries`` has one for
-    all prompts, or one for each. ``moderate`` judges each prompt, or the one message; with a
-    ``guard`` the model is asked in a chat (``worker.runtime.guards``). ``transcribe`` and
-    ``translate`` hear the ``audio``, and ``speak`` says the one prompt; ``fields`` are the other
-    fields of their requests, and with ``streams`` the answer has events.
+    chat template; with a ``suffix``, by the text between prompt and suffix. ``other_files``, pairs
+    of a name and a text, come before such a prompt. Each prompt has ``choices`` answers, sampled
+    from one prefill; the index of an answer is prompt × choices + choice. ``rank`` compares each
+    prompt with its query: ``queries`` has one for all prompts, or one for each. ``moderate`` judges
+    each prompt, or the one message; with a ``guard`` the model is asked in a chat
+    (``worker.runtime.guards``). ``transcribe`` and ``translate`` hear the ``audio``, and ``speak``
+    says the one prompt; ``fields`` are the other fields of their requests, and with ``streams`` the
+    answer has events.
 
     Length: ``max_output_tokens=None`` means "until the context is full". With ``lowers_max_output``
     a limit that a server refuses as too high is lowered, once. ``stop`` has texts and
@@ -511,7 +511,7 @@ def nearest_to_gap(request: GenerationRequest, share: float) -> GenerationReques
     [prompt] = request.prompts
     assert isinstance(prompt, str)
     before, after = prompt.encode(), (request.suffix or "").encode()
-    sizes = [len(text.encode()) for _, text in request.other_files]
+    sizes = [len(f"{name}{text}".encode()) for name, text in request.other_files]
     size = int((len(before) + len(after) + sum(sizes)) * share)
     if len(before) + len(after) > size:
         after = after[: size // 4]

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Literal
 
 from django.conf import settings
@@ -185,6 +186,7 @@ def most_usage(request: GenerationRequest) -> Estimate:
     messages = len(request.messages) + len(request.query_of_each)
     input_tokens += messages * _TOKENS_PER_MESSAGE
     size = sum(len(text.encode()) for text in _texts(request))
+    size += len((request.suffix or "").encode()) * len(request.prompts)
     input_tokens += -(-size // BYTES_PER_TOKEN)
     output_tokens = 0
     if request.operation in _GENERATES:
@@ -222,8 +224,7 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
         yield from (part.text for part in message.parts if isinstance(part, TextPart))
         yield from (repr(call.arguments) for call in message.tool_calls)
     yield from (prompt for prompt in request.prompts if isinstance(prompt, str))
-    yield (request.suffix or "") * len(request.prompts)
-    yield from (text for _, text in request.other_files)
+    yield from chain.from_iterable(request.other_files)
     yield from request.query_of_each
     yield from (repr(tool) for tool in request.tools)
 

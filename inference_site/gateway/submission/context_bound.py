@@ -82,14 +82,14 @@ def fit_to_context(request: GenerationRequest, subject: str = "") -> GenerationR
     bound, name = ContextBound.of(spec), subject or request.subject
     if request.truncate and request.suffix is not None:
         size = text_bytes(request.prompts[0]) + text_bytes(request.suffix)  # type: ignore[arg-type]
-        size += sum(text_bytes(text) for _, text in request.other_files)
+        size += _size_of_files(request)
         if size > bound.size:
             request = nearest_to_gap(request, bound.size / size)
     elif request.truncate and request.prompts:
         cut = tuple(_beginning(prompt, bound) for prompt in request.prompts)
         request = replace(request, prompts=cut)
     beside = max((text_bytes(query) for query in request.queries), default=0)
-    beside += sum(text_bytes(text) for _, text in request.other_files)
+    beside += _size_of_files(request)
     for prompt in request.prompts:
         if isinstance(prompt, str):
             size = text_bytes(prompt) + text_bytes(request.suffix) + beside
@@ -124,6 +124,10 @@ def _beginning(prompt: str | tuple[int, ...], bound: ContextBound) -> str | tupl
     if isinstance(prompt, str):
         return prompt[: bound.size].encode()[: bound.size].decode(errors="ignore")
     return prompt[: bound.context_length]
+
+
+def _size_of_files(request: GenerationRequest) -> int:
+    return sum(text_bytes(name) + text_bytes(text) for name, text in request.other_files)
 
 
 def _length(message: Message) -> int:

@@ -140,6 +140,27 @@ def test_conversation_without_a_user_loses_nothing() -> None:
         run([Message("system", "x" * 100), assistant("y" * 100)], 50)
 
 
+def test_a_text_around_a_gap_is_shortened_until_no_shorter_one_helps() -> None:
+    """A server that counts the answer too refused the same request without end."""
+    asked: list[int] = []
+
+    class Refusing(CountingEngine):
+        def complete(self, request: GenerationRequest, sink: Sink) -> None:
+            assert len(asked) < 9
+            asked.append(len(request.prompts[0]))
+            raise ContextLengthExceeded(100, asked[-1])
+
+    request = GenerationRequest(
+        "m", operation="complete", prompts=("x" * 200,), suffix="", truncate=True
+    )
+    for files in ((), (("name" * 50, ""),)):
+        with pytest.raises(ContextLengthExceeded):
+            start_truncating(
+                Refusing(100), replace(request, other_files=files), RecordingSink(), lambda _: None
+            )
+    assert asked == [200, 67, 200, 135, 67]
+
+
 def test_images_count_for_more_than_their_text() -> None:
     image = ImagePart("data:,", "p")
     seen = Message("user", None, parts=(TextPart("1?"), image))

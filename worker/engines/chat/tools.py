@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from inference_site.core.domain.deltas import ToolCallDelta
@@ -17,6 +18,7 @@ from inference_site.core.domain.request import (
     TextPart,
     Tool,
     ToolCall,
+    objects_in,
 )
 from worker.engines.grammars import unnamed_schema
 
@@ -57,10 +59,11 @@ def plain_schema(schema: Schema) -> Schema:
 
     ``true`` becomes ``{}``; ``items: false`` beside ``prefixItems`` is dropped: it is llama.cpp's
     default; a reference to the whole schema becomes one to a definition; ``allOf`` becomes its
-    parts, as llama.cpp takes it for an object; escapes of a pattern for classes of characters
-    become these classes.
+    parts, as llama.cpp takes it for an object, unless a reference leads to one of them; escapes of
+    a pattern for classes of characters become these classes.
     """
-    plain = _plain(schema)
+    merges = not any("/allOf/" in str(inner.get("$ref")) for inner in objects_in(schema))
+    plain = _plain(schema, merges=merges)
     named = _with_references(plain, lambda ref: f"#/$defs/{_WHOLE}" if ref == "#" else ref)
     if named == plain:
         return plain
@@ -68,8 +71,10 @@ def plain_schema(schema: Schema) -> Schema:
     return {**named, "$defs": {**named.get("$defs", {}), _WHOLE: whole}}
 
 
-def _plain(schema: Schema) -> Schema:
-    plain = _merged(_with_parts(schema, _plain))
+def _plain(schema: Schema, *, merges: bool) -> Schema:
+    plain = _with_parts(schema, partial(_plain, merges=merges))
+    if merges:
+        plain = _merged(plain)
     if "prefixItems" in plain and plain.get("items") is False:
         del plain["items"]
     if isinstance(pattern := plain.get("pattern"), str):

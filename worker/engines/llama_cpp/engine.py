@@ -232,17 +232,17 @@ class LlamaCppEngine(Engine):
     def _must_end_thoughts(self, request: GenerationRequest, prompt: str) -> bool:
         """Whether the thoughts that the prompt has begun must be ended before the answer.
 
-        A grammar would bind them, and llama.cpp would return all of the answer as thoughts. Without
-        a budget for them, llama.cpp does not end them: it leaves out the first token of their end.
+        A grammar would bind them, and llama.cpp would return all of the answer as thoughts. With a
+        budget of 0, llama.cpp does not end them: it leaves out the first token of their end.
         The chat adapter ends them in the prompt.
         """
-        has_budget = request.reasoning_budget != 0
-        if (has_budget and request.constraint is None) or any(m.parts for m in request.messages):
+        is_off = request.reasoning_budget == 0
+        if (not is_off and request.constraint is None) or any(m.parts for m in request.messages):
             return False
         begins_thoughts = False
         with suppress(InvalidRequest):  # The template cannot be read here.
             begins_thoughts = self._own_chat("").begins_in_reasoning(prompt)
-        return begins_thoughts and (not has_budget or self._payloads.has_grammar(request))
+        return begins_thoughts and (is_off or self._payloads.has_grammar(request))
 
     def _with_tools_in_text(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request; a chat whose template has no tools has them in its messages."""

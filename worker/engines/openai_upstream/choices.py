@@ -106,6 +106,7 @@ class ChoiceReader:
         known = str(reason).lower().removeprefix("finishreason.").partition(":")[0]
         if known in _FAILURES:
             raise GenerationFailed(f"The model's server gave up (finish reason '{known}').")
+        calls = self._calls.finish()
         end = Finish(self._finish_reason(known), self._index, self._stop(choice))
         held = self._stops.end() if self._stops is not None else ""
         entries = self._held if held else ()
@@ -114,7 +115,7 @@ class ChoiceReader:
             # vLLM sends the entry of the token that ends a chat.
             entries = tuple(entry for entry in self._held if entry.token)
         rest = [TextDelta(held, self._index, entries)] if held or entries else _NOTHING
-        return [*rest, *self._calls.finish(), end]
+        return [*rest, *calls, end]
 
     def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
         """Keep the entries for the next text: a token inside a character comes without text."""

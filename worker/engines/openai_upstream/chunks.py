@@ -415,6 +415,8 @@ def estimated_input(request: GenerationRequest) -> int:
         len(part.text) for m in request.messages for part in m.parts if isinstance(part, TextPart)
     ]
     texts += [len(prompt) for prompt in request.prompts if isinstance(prompt, str)]
+    texts += [len(request.suffix or "")] * len(request.prompts)
+    texts += [len(text) for _, text in request.other_files]
     texts += [len(query) for query in request.query_of_each]
     ids = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, tuple))
     return ids + -(-sum(texts) // CHARACTERS_PER_TOKEN)

@@ -56,7 +56,7 @@ _SILENT_S = 5.0
 streams after it has closed its port."""
 _MAX_ERROR_BYTES = 65_536
 _MAX_PAGE_LOGGED = 200
-_EVENTS = (b"data:", b"event:", b":")
+_EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
 """Beginnings of a stream of events."""
 MAX_ANSWER_BYTES = 32 * 2**20
 """Bytes of an answer that is no stream of tokens: a JSON object, a transcript or a speech."""
@@ -95,7 +95,7 @@ class AnswerReader(Protocol):
         """Take a piece of the answer. Raise Cancelled or EngineError."""
 
     def whole(self, body: bytes) -> None:
-        """Take an answer of the type ``application/json``. Raise EngineError."""
+        """Take an answer that is JSON, and no stream of events. Raise EngineError."""
 
     def end(self) -> None:
         """Take the end of the answer. Raise EngineError if it came too early."""

@@ -88,6 +88,7 @@ LEAST, MOST = {"type": "integer", "minimum": 1}, {"type": "integer", "maximum": 
         ({"allOf": [LEAST, {"minimum": 2}]}, None),
         ({"allOf": [COLOUR, MOST]}, None),
         ({"allOf": [COLOUR], "properties": {}}, None),
+        ({"properties": {"a": {"allOf": [LEAST]}, "b": {"$ref": "#/properties/a/allOf/0"}}}, None),
     ],
 )
 def test_plain_schema_has_the_parts_of_all_of_where_they_do_not_clash(

@@ -185,6 +185,10 @@ def test_calls_with_the_finish_reason_stop_are_calls(
 ) -> None:
     server.answers = [chunks(call(name="f", arguments="{}"), finish("stop"), usage())]
     assert chat(engine, tools=(Tool("f", None, {}),)).finishes == ["tool_calls"]
+    server.answers = [chunks(call(name="f"), finish("stop"), usage())]
+    tools = (Tool("f", None, {}), Tool("f_of_x", None, {}))
+    for must_call in (False, True):
+        assert chat(engine, tools=tools, must_call=must_call).finishes == ["tool_calls"]
 
 
 def test_ids_of_the_server_are_kept(server: UpstreamServer, engine: Engine) -> None:

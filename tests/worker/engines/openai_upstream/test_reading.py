@@ -175,6 +175,16 @@ def test_counts_that_are_not_reported_are_estimates(
     assert (told.input_tokens, told.output_tokens) == (2, 2)
 
 
+def test_estimate_counts_what_is_beside_a_prompt_that_is_filled_in(
+    server: UpstreamServer, engine: Engine
+) -> None:
+    server.answers = [chunks({"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]})]
+    beside: dict[str, Any] = {"suffix": "four", "other_files": (("a.py", "four"),)}
+    sink = RecordingSink()
+    engine.run(GenerationRequest("m", operation="complete", prompts=("four",), **beside), sink)
+    assert sink.usage.input_tokens == 3
+
+
 def test_answer_with_text_is_not_free(server: UpstreamServer, engine: Engine) -> None:
     server.answers = [chunks(text("a"), text("b"), finish(), usage(0, 0))]
     told = chat(engine).usage
@@ -436,7 +446,7 @@ def test_the_content_type_of_json_is_read_in_any_case(
 
 
 @pytest.mark.parametrize("kind", ["text/html", "application/json"])
-@pytest.mark.parametrize("before", [b"", b": ping\n\n", b"event: completion\n"])
+@pytest.mark.parametrize("before", [b"", b": ping\n\n", b"event: completion\n", b"id: 1\n"])
 def test_a_stream_may_have_another_content_type(
     server: UpstreamServer, engine: Engine, kind: str, before: bytes
 ) -> None:
