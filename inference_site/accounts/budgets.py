@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from django.db.models import Case, Count, F, Max, Q, When
 
-from inference_site.accounts.models import END_USER, TAG, Budget, BudgetSpend
+from inference_site.accounts.models import END_USER, TAG, Bounded, Budget, BudgetSpend
 from inference_site.core.storage.postgresql import execute_prepared
 
 # Before any counter is locked, and in the order in which accounting inserts, to avoid deadlocks.
@@ -165,7 +165,7 @@ def _lock_spends(rows: Sequence[BudgetSpend]) -> dict[int, BudgetSpend]:
 
 
 def replace_budgets(
-    project_id: int, api_key_id: int | None, wanted: Mapping[tuple[str, str, str], Decimal]
+    project_id: int, api_key_id: int | None, wanted: Mapping[Bounded, Decimal]
 ) -> None:
     """Make these the budgets of a project, or of one of its keys: amounts by each, unit and period.
 

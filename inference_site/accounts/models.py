@@ -43,6 +43,10 @@ _RETENTION_HELP = "0: until they are deleted. Empty: as the site's settings say.
 _AT_LEAST_ONE = [MinValueValidator(1)]
 
 
+LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
+"""The fields of ``Limited``."""
+
+
 class Limited(models.Model):
     """Limits of a project or a key; an empty field means no limit."""
 
@@ -217,6 +221,8 @@ LONGEST_DIMENSION = len(TAG) + LONGEST_TAG
 
 BOUNDED = ("api_key", "each", "unit", "every")
 """The fields of a budget that say what it bounds; a project has one budget of each."""
+Bounded = tuple[str, str, str]
+"""Their values but for the key: ``each``, ``unit`` and ``every``."""
 
 
 class Budget(models.Model):

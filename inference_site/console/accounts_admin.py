@@ -25,9 +25,9 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
-from inference_site.accounts.models import BOUNDED, ApiKey, Budget, Project
+from inference_site.accounts.models import BOUNDED, LIMITS, ApiKey, Budget, Project
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.console.key_forms import LIMITS, ApiKeyForm
+from inference_site.console.key_forms import ApiKeyForm
 from inference_site.console.key_states import (
     OTHERS_KEY,
     REVOKED,

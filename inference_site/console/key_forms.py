@@ -14,12 +14,11 @@ from unfold.widgets import (
     UnfoldAdminTextInputWidget,
 )
 
-from inference_site.accounts.models import ApiKey, Project, Scope, default_scopes
+from inference_site.accounts.models import LIMITS, ApiKey, Project, Scope, default_scopes
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.models_file import Route
 from inference_site.core.domain.model_spec import ModelSpec
 
-LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 _SCOPES = {
     Scope.INFERENCE: "Generate, and read, change and delete stored objects of the project.",
     Scope.USAGE: "Read the usage of the project.",

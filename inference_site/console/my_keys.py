@@ -22,9 +22,9 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from inference_site.accounts.keys import create_key, end_old_secrets, revoke_key, rotate_key
-from inference_site.accounts.models import ApiKey, Scope
+from inference_site.accounts.models import LIMITS, ApiKey, Scope
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.console.key_forms import LIMITS, OwnKeyForm
+from inference_site.console.key_forms import OwnKeyForm
 from inference_site.console.key_states import (
     REVOKED,
     ROTATION_OVERLAP,

@@ -16,20 +16,25 @@ from django.utils import timezone
 from pydantic import Field
 
 from inference_site.accounts.budgets import Spent, replace_budgets, spent_of
-from inference_site.accounts.models import END_USER, TAG, ApiKey, Budget, Project
+from inference_site.accounts.models import (
+    END_USER,
+    LIMITS,
+    TAG,
+    ApiKey,
+    Bounded,
+    Budget,
+    Project,
+)
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.payload import WireObject, WireRequest, shown_name
 from inference_site.runs.usage.accounting import lock_budgets
 
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_runs")
 _PRIORITY = "priority_requests_per_minute"
 _Limit = Annotated[int, Field(ge=1, lt=2**31)]
 _Scope = Literal["inference", "usage:read", "debug"]
 """The scopes that this API gives to keys; only the console gives those for the whole site."""
-Bounded = tuple[str, str, str]
-"""What a budget bounds: its ``each``, ``unit`` and ``every``."""
 MONTHLY: Bounded = ("", Budget.Unit.COST, Budget.Every.MONTH)
 """The budget of a project that the API calls its spend limit."""
 
@@ -85,7 +90,7 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
     the key may not have.
     """
     sent = given.model_fields_set
-    named = [name for name in (*_LIMITS, _PRIORITY) if name in sent]
+    named = [name for name in (*LIMITS, _PRIORITY) if name in sent]
     columns: dict[str, Any] = {name: getattr(given, name) for name in named}
     if isinstance(given, KeyLimitsRequest) and isinstance(target, ApiKey):
         if "allowed_models" in sent:
@@ -105,31 +110,33 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
     if columns:
         target.save(update_fields=list(columns))
     if "budgets" in sent:
-        changes += change_budgets(target, _wanted(given.budgets or (), amounts_of(target)))
+        old_amounts = amounts_of(target)
+        wanted = _wanted(given.budgets or (), old_amounts)
+        changes += change_budgets(target, old_amounts, wanted)
     return changes
 
 
 def amounts_of(target: Project | ApiKey) -> dict[Bounded, Decimal]:
-    """Lock the budgets of a project, and return the amounts of its own, or of those of a key."""
+    """Lock the budgets of a project, and return the amounts of its own, or of those of a key.
+
+    Call this in a transaction that has locked the row of the project, or made that of the target.
+    """
     lock_budgets(target.project_id if isinstance(target, ApiKey) else target.pk)
     budgets = _budgets_of([target])[target.pk]
     return {(one.each, one.unit, one.every): one.amount for one in budgets}
 
 
-def change_budgets(target: Project | ApiKey, wanted: Mapping[Bounded, Decimal]) -> list[str]:
-    """Make these the budgets; return what has changed, for the audit log.
-
-    Call this in a transaction that has locked the row of the project, or made that of the target.
-    """
-    if amounts_of(target) == wanted:
+def change_budgets(
+    target: Project | ApiKey, old: Mapping[Bounded, Decimal], wanted: Mapping[Bounded, Decimal]
+) -> list[str]:
+    """Replace the ``old`` amounts of ``amounts_of``; return what has changed, for the audit log."""
+    if old == wanted:
         return []
-    before = _text(_budgets_of([target])[target.pk])
     if isinstance(target, ApiKey):
         replace_budgets(target.project_id, target.pk, wanted)
     else:
         replace_budgets(target.pk, None, wanted)
-    after = _text(_budgets_of([target])[target.pk])
-    return [f"budgets: {before} → {after}"]
+    return [f"budgets: {_budgets_text(old)} → {_budgets_text(wanted)}"]
 
 
 def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[str, Any]]:
@@ -139,7 +146,7 @@ def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[s
     shown: dict[int, dict[str, Any]] = {}
     for target in targets:
         of_key = (_PRIORITY, "allowed_models", "scopes") if isinstance(target, ApiKey) else ()
-        names = (*_LIMITS, *of_key)
+        names = (*LIMITS, *of_key)
         shown[target.pk] = {name: getattr(target, name) for name in names}
         shown[target.pk]["budgets"] = [
             BudgetObject(
@@ -212,6 +219,14 @@ def _expiry(key: ApiKey, scopes: Collection[str], seconds: int | None) -> dt.dat
             message = f"Only the console extends a key with the scope '{others[0]}'."
             raise InvalidRequestError(message, param="expires_in_seconds")
     return new
+
+
+def _budgets_text(amounts: Mapping[Bounded, Decimal]) -> str:
+    budgets = (
+        Budget(each=each, unit=unit, every=every, amount=amount)
+        for (each, unit, every), amount in amounts.items()
+    )
+    return _text(list(budgets))
 
 
 def _text(value: Any) -> str:

@@ -315,8 +315,9 @@ class SpendLimitView(OrganizationView):
             raise InvalidRequestError(message, param="currency")
         with transaction.atomic():
             project = _find_project(project_id, is_changed=True)
-            amounts = amounts_of(project) | {MONTHLY: Decimal(given.threshold_amount) / 100}
-            _note(request, project, change_budgets(project, amounts))
+            old = amounts_of(project)
+            wanted = old | {MONTHLY: Decimal(given.threshold_amount) / 100}
+            _note(request, project, change_budgets(project, old, wanted))
             return _spend_limit(project)
 
     @documented(answer=DeletedSpendLimit)
@@ -324,10 +325,11 @@ class SpendLimitView(OrganizationView):
         """Remove the spend limit of a project."""
         with transaction.atomic():
             project = _find_project(project_id, is_changed=True)
-            amounts = amounts_of(project)
-            if amounts.pop(MONTHLY, None) is None:
+            old = amounts_of(project)
+            if MONTHLY not in old:
                 raise _no_spend_limit()
-            _note(request, project, change_budgets(project, amounts))
+            wanted = {bounded: amount for bounded, amount in old.items() if bounded != MONTHLY}
+            _note(request, project, change_budgets(project, old, wanted))
         return Response(DeletedSpendLimit().model_dump())
 
 

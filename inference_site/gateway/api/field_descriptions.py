@@ -91,12 +91,7 @@ FIELDS = {
     "priority_requests_per_minute": (
         "How many requests in a minute have the service tier `priority`; null for none."
     ),
-    "KeyLimitsRequest.expires_in_seconds": (
-        "In how many seconds the key expires; null for a key that does not expire."
-    ),
-    "NewAccount.expires_in_seconds": (
-        "In how many seconds the key expires; null for a key that does not expire."
-    ),
+    "expires_in_seconds": "In how many seconds the key expires; null if it does not.",
     "NewKey.expires_at": "When the key expires, in Unix seconds; null if it does not.",
     "create_service_account_only": "A service account is a key here, so there is none without.",
     "AccountChange.role": "The role of a service account, of which there is one.",
@@ -859,7 +854,7 @@ FIELDS = {
     "UploadRequest.bytes": "The size of the whole file.",
     "FileObject.expires_at": "When it is deleted, in Unix seconds; null if it stays.",
     "UploadObject.expires_at": "Until when it must be completed, in Unix seconds.",
-    "expires_in_seconds": "The `seconds` of `expires_after`, in Anthropic's form.",
+    "FileForm.expires_in_seconds": "The `seconds` of `expires_after`, in Anthropic's form.",
     "AnthropicFile.created_at": "When it was made.",
     "AnthropicFile.expires_at": "When it is deleted; null if it stays.",
     "AnthropicFile.size_bytes": "The size of the file.",

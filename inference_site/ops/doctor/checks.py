@@ -505,12 +505,13 @@ def check_models() -> Iterator[Finding]:
 def check_mcp_servers() -> Iterator[Finding]:
     """Check that credentials for MCP servers were encrypted with this ``SECRET_KEY``."""
     for server in McpServer.objects.exclude(credentials="", oauth_secret=""):
+        error = credentials_error(server)
         yield graded(
             f"MCP server {server.label}",
-            credentials_error(server) or "its credentials can be read",
+            error or "its credentials can be read",
             "Set the SECRET_KEY from before, or write its headers and client secret again in the "
             "console.",
-            fail=bool(credentials_error(server)),
+            fail=bool(error),
         )
     ended = [one for one in McpConnection.objects.exclude(grant="") if not is_readable(one)]
     if ended:
