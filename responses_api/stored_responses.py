@@ -38,18 +38,7 @@ from responses_api.wire.objects import (
     changed,
 )
 from responses_api.wire.requests import JsonSchemaFormat, ResponseRequest
-from responses_api.wire.tools import (
-    CallableTool,
-    CustomTool,
-    FileSearchTool,
-    FunctionTool,
-    McpTool,
-    NamespaceTool,
-    Tool,
-    ToolSearchTool,
-    TypedTool,
-    WebSearchTool,
-)
+from responses_api.wire.tools import tool_object
 
 # The ids are selected, because the planner does not see the length of a selected array. If it saw
 # it, it would plan the statement again for each length.
@@ -201,51 +190,6 @@ def _text_format(body: ResponseRequest) -> dict[str, Any]:
             "strict": bool(given.strict),
         }
     return {"type": given.type}
-
-
-def tool_object(tool: Tool) -> dict[str, Any]:
-    """Return the tool as the response shows it; a function has all fields, null when unset."""
-    match tool:
-        case FunctionTool():
-            return {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": tool.parameters,
-                "strict": tool.strict is not False,
-                **_given(tool, "output_schema"),
-            }
-        case CustomTool():
-            described = {} if tool.description is None else {"description": tool.description}
-            form = {"type": "text"} if tool.format is None else tool.format.model_dump(mode="json")
-            return {
-                "type": "custom",
-                "name": tool.name,
-                **described,
-                "format": form,
-                **_given(tool),
-            }
-        case NamespaceTool():
-            inner = [tool_object(entry) for entry in tool.tools]
-            shown = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
-            return {**shown, "tools": inner}
-        case ToolSearchTool():
-            given = tool.model_dump(mode="json", exclude_none=True)
-            return {**given, "execution": tool.execution or "server"}
-        case WebSearchTool() | FileSearchTool():
-            return tool.model_dump(mode="json", exclude_unset=True)
-        case McpTool():
-            server = tool.model_dump(mode="json", exclude_none=True)
-            unset = {"allowed_tools": None, "headers": None, "require_approval": "always"}
-            return {**unset, **server}
-        case TypedTool():
-            return tool.model_dump(mode="json")
-
-
-def _given(tool: CallableTool, *more: str) -> dict[str, Any]:
-    """Return the fields that a tool has only if the request gave them."""
-    names = ("defer_loading", "allowed_callers", *more)
-    return {name: value for name in names if (value := getattr(tool, name)) is not None}
 
 
 def current_response(stored: StoredResponse) -> ResponseObject:

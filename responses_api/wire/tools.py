@@ -247,6 +247,51 @@ Tool = Annotated[
 ]
 
 
+def tool_object(tool: Tool) -> dict[str, Any]:
+    """Return the tool as the response shows it; a function has all fields, null when unset."""
+    match tool:
+        case FunctionTool():
+            return {
+                "type": "function",
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "strict": tool.strict is not False,
+                **_given(tool, "output_schema"),
+            }
+        case CustomTool():
+            described = {} if tool.description is None else {"description": tool.description}
+            form = {"type": "text"} if tool.format is None else tool.format.model_dump(mode="json")
+            return {
+                "type": "custom",
+                "name": tool.name,
+                **described,
+                "format": form,
+                **_given(tool),
+            }
+        case NamespaceTool():
+            inner = [tool_object(entry) for entry in tool.tools]
+            shown = {"type": "namespace", "name": tool.name, "description": tool.description or ""}
+            return {**shown, "tools": inner}
+        case ToolSearchTool():
+            given = tool.model_dump(mode="json", exclude_none=True)
+            return {**given, "execution": tool.execution or "server"}
+        case WebSearchTool() | FileSearchTool():
+            return tool.model_dump(mode="json", exclude_unset=True)
+        case McpTool():
+            server = tool.model_dump(mode="json", exclude_none=True)
+            unset = {"allowed_tools": None, "headers": None, "require_approval": "always"}
+            return {**unset, **server}
+        case TypedTool():
+            return tool.model_dump(mode="json")
+
+
+def _given(tool: CallableTool, *more: str) -> dict[str, Any]:
+    """Return the fields that a tool has only if the request gave them."""
+    names = ("defer_loading", "allowed_callers", *more)
+    return {name: value for name in names if (value := getattr(tool, name)) is not None}
+
+
 class NamedChoice(WireRequest):
     """``tool_choice`` that names a tool; also an entry of ``allowed_tools``."""
 

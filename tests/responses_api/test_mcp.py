@@ -23,9 +23,9 @@ from responses_api.mcp import TYPE
 from responses_api.mcp_approvals import answer_questions, record_questions
 from responses_api.models import Item, McpApproval, StoredResponse
 from responses_api.site_tools import Route
-from responses_api.stored_responses import tool_object
 from responses_api.wire.objects import McpApprovalRequest, McpCall, McpListTools
 from responses_api.wire.requests import ResponseRequest
+from responses_api.wire.tools import tool_object
 from tests.waiting import wait_for_a_wait
 
 pytestmark = pytest.mark.django_db

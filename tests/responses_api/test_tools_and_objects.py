@@ -13,8 +13,8 @@ from inference_site.gateway.request_fields.mapping import ToolPlan
 from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.mapping import to_tool_plan
-from responses_api.stored_responses import tool_object
 from responses_api.wire.requests import ResponseRequest
+from responses_api.wire.tools import tool_object
 from tests.responses_api import schemas
 from tests.responses_api.deltas import new_response
 from tests.responses_api.validation import check

@@ -14,9 +14,9 @@ from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.mapping import to_tool_plan
 from responses_api.site_tools import Route
-from responses_api.stored_responses import tool_object
 from responses_api.web_search import TYPE
 from responses_api.wire.requests import ResponseRequest
+from responses_api.wire.tools import tool_object
 
 SOURCES = "web_search_call.action.sources"
 
