@@ -184,6 +184,22 @@ delete_file: no diff.""",
 """The function of each typed tool, by the type of the tool."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeferredTool:
+    """What the model is not shown until a search has loaded it: a tool, or those of a namespace.
+
+    ``param`` is its path in the request, for errors.
+    """
+
+    param: str
+    tool: FunctionTool | CustomTool | NamespaceTool
+
+    @property
+    def line(self) -> str:
+        """Its line in the description of the search."""
+        return f"- {self.tool.name}: {self.tool.description or ''}"
+
+
 TOOL_ITEMS = ("additional_tools", "tool_search_output", "mcp_list_tools")
 """Types of items that give the model tools."""
 
@@ -203,6 +219,10 @@ class OfferedTools:
     """The options of the tools that the site runs (see ``responses_api.site_tools``)."""
     first_calls: list[FirstCall] = field(default_factory=list)
     """Calls of these that come before the first turn of the model."""
+    deferred: list[DeferredTool] = field(default_factory=list)
+    """What a search of tools may load."""
+    is_hosted: bool = False
+    """Whether the site searches; the client may have to."""
     items: list[dict[str, Any]] = field(default_factory=list)
     """The data of all items of the context, oldest first."""
     include: frozenset[str] = frozenset()
@@ -211,7 +231,8 @@ class OfferedTools:
     """Those of them that came with this request."""
     param: str = "tools"
     """The path of the tool that is being offered, in ``tools`` or in an item, for errors."""
-    _names: dict[Route, str] = field(default_factory=dict)
+    names: dict[Route, str] = field(default_factory=dict)
+    """The names by which the model calls the tools."""
 
     @property
     def tools(self) -> tuple[request.Tool, ...]:
@@ -231,11 +252,11 @@ class OfferedTools:
     def name_of(self, type_: str, name: str, namespace: str | None) -> str:
         """Return the name by which the model calls a tool, which may be of an earlier request."""
         route = Route(type_, name, namespace)
-        return self._names.get(route) or route.usual_name
+        return self.names.get(route) or route.usual_name
 
     def add(self, route: Route, make: Callable[[str], request.Tool]) -> None:
         """Offer a tool once; ``make`` gets its name. Raise InvalidRequestError for too many."""
-        if route in self._names:
+        if route in self.names:
             return
         if len(self.routes) >= MAX_FUNCTIONS:
             raise InvalidRequestError(
@@ -247,7 +268,7 @@ class OfferedTools:
         name = route.usual_name
         if name in self.routes:
             name = route.distinct_name(name)
-        self.routes[name], self._names[route], self.functions[name] = route, name, make(name)
+        self.routes[name], self.names[route], self.functions[name] = route, name, make(name)
 
     def add_function(self, route: Route, function: request.Tool) -> None:
         """Offer a function as it is, but for its name (see ``add``)."""
@@ -259,11 +280,14 @@ class OfferedTools:
     ) -> tuple[request.Tool, ...]:
         """Return the functions of the tools that these choices name; typed tools may be missing.
 
-        ``param`` is the path of a choice, with ``{}`` for its position among several. Raise
-        InvalidRequestError for a name that no tool has.
+        A chosen tool that is deferred is loaded. ``param`` is the path of a choice, with ``{}`` for
+        its position among several. Raise InvalidRequestError for a name that no tool has.
         """
         chosen: set[str] = set()
         for position, choice in enumerate(choices):
+            for one in self.deferred if self.is_hosted else ():
+                if one.tool.name in _paths_of(choice):
+                    load(self, one)
             found = {name for name, route in self.routes.items() if _is_chosen(choice, name, route)}
             if not found and isinstance(choice, NamedChoice):
                 place = param.format(position)
@@ -274,6 +298,13 @@ class OfferedTools:
                 )
             chosen |= found
         return tuple(self.functions[name] for name in self.functions if name in chosen)
+
+
+def _paths_of(choice: NamedChoice | TypedChoice) -> tuple[str | None, ...]:
+    """Return the names under which what a choice names may be deferred."""
+    if isinstance(choice, NamedChoice):
+        return (choice.name, choice.namespace)
+    return ((choice.model_extra or {}).get("name"),) if choice.type == "namespace" else ()
 
 
 def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bool:
@@ -290,7 +321,7 @@ def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bo
         is_server = named.get("server_label") in (None, route.namespace)
         return route.type == "mcp" and is_server and named.get("name") in (None, route.name)
     site_tool = site_tool_named(choice.type)
-    return route.type == (choice.type if site_tool is None else site_tool.type)
+    return route.type in (choice.type, site_tool and site_tool.type)
 
 
 def offer_tools(
@@ -303,9 +334,10 @@ def offer_tools(
 ) -> OfferedTools:
     """Return the functions of a request: its tools, and those that its stored items have loaded.
 
-    Tools with ``defer_loading`` are left out until an item has loaded them, if the request has a
-    tool search that the client executes. Beside a search of the server, the namespace of a deferred
-    function is its own name, as in OpenAI's API: openai-agents finds the function by it.
+    Tools with ``defer_loading`` are left out until a search has loaded them, if the request has
+    one; what an item of an earlier search has loaded is offered. Beside a search of the site, the
+    namespace of a deferred function is its own name, as in OpenAI's API: openai-agents finds the
+    function by it.
     Raise InvalidRequestError for too many tools; errors about the tools of an item name their place
     in it.
     """
@@ -315,25 +347,14 @@ def offer_tools(
         new_items=list(new_items),
         include=frozenset(include),
     )
-    deferred = list[str]()
-    given, loaded = list(_placed(tools, "tools")), list[tuple[str, Tool]]()
-    for item in placed:
-        if item.data["type"] == "additional_tools":
-            given += _tools_of(item)
-        elif item.data["type"] == "tool_search_output":
-            loaded += _tools_of(item)
-    searches = [
-        (where, tool)
-        for where, tool in given
-        if isinstance(tool, ToolSearchTool) and tool.execution == "client"
-    ]
-    is_hosted = any(
-        isinstance(tool, ToolSearchTool) and tool.execution != "client" for _, tool in given
-    )
+    given = [*_placed(tools, "tools"), *_tools_of(placed, "additional_tools")]
+    loaded = list(_tools_of(placed, "tool_search_output"))
+    searches = [(where, tool) for where, tool in given if isinstance(tool, ToolSearchTool)]
+    offered.is_hosted = bool(searches) and all(t.execution != "client" for _, t in searches)
     for where, tool in given:
         offered.param = where
         match tool:
-            case ToolSearchTool(execution="client"):
+            case ToolSearchTool():
                 pass
             case TypedTool() if not _may_call(tool):
                 offered.unsupported.append(tool.type)
@@ -346,24 +367,47 @@ def offer_tools(
                     offered.unsupported.append(kind)
                 else:
                     offered.site_tools.append(options)
-            case ToolSearchTool() | TypedTool(is_known=True):
+            case TypedTool(is_known=True):
                 offered.unsupported.append(tool.type)
             case TypedTool():
                 pass
             case _:
-                deferred += _offer_callable(
-                    offered, tool, where, is_loaded=not searches, is_hosted=is_hosted
-                )
+                _offer_callable(offered, tool, where, is_loaded=not searches)
     for where, tool in loaded:
         if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
-            _offer_callable(offered, tool, where, is_loaded=True, is_hosted=is_hosted)
+            load(offered, DeferredTool(where, tool))
+    if offered.is_hosted:
+        names = {getattr(tool, "name", None) for _, tool in loaded}
+        offered.deferred = [one for one in offered.deferred if one.tool.name not in names]
     if searches:
-        (offered.param, search), known = searches[0], CLIENT_TOOLS["tool_search"]
-        lines = [search.description or known.description]
-        lines += ["It can find:", *dict.fromkeys(deferred)] if deferred else []
-        parameters = search.parameters or known.parameters
-        _offer_typed(offered, known, "\n".join(lines), parameters)
+        _offer_search(offered, searches, project_id)
     return offered
+
+
+def _offer_search(
+    offered: OfferedTools, searches: Sequence[tuple[str, ToolSearchTool]], project_id: int
+) -> None:
+    """Offer the search that the site runs, or that of the client; then the site runs none."""
+    if offered.is_hosted:
+        offered.param, search = searches[0]
+        site_tool = site_tool_named(search.type)
+        if site_tool and (options := site_tool.offer(search, offered, project_id)) is not None:
+            offered.site_tools.append(options)
+        return
+    known = CLIENT_TOOLS["tool_search"]
+    by_client = [one for one in searches if one[1].execution == "client"]
+    offered.unsupported += [known.type] * (len(searches) > len(by_client))
+    offered.param, search = by_client[0]
+    lines = [search.description or known.description]
+    found = dict.fromkeys(one.line for one in offered.deferred)
+    lines += ["It can find:", *found] if found else []
+    parameters = search.parameters or known.parameters
+    _offer_typed(offered, known, "\n".join(lines), parameters)
+
+
+def load(offered: OfferedTools, deferred: DeferredTool) -> None:
+    """Offer what a search has loaded."""
+    _offer_callable(offered, deferred.tool, deferred.param, is_loaded=True)
 
 
 def _placed(tools: Iterable[Tool], where: str) -> Iterator[tuple[str, Tool]]:
@@ -371,8 +415,11 @@ def _placed(tools: Iterable[Tool], where: str) -> Iterator[tuple[str, Tool]]:
     return ((f"{where}[{position}]", tool) for position, tool in enumerate(tools))
 
 
-def _tools_of(item: ContextItem) -> Iterator[tuple[str, Tool]]:
-    return _placed(_TOOLS.validate_python(item.data["tools"]), f"{item.param}.tools")
+def _tools_of(items: Iterable[ContextItem], type_: str) -> Iterator[tuple[str, Tool]]:
+    """Yield the tools of all items of this type, after their paths."""
+    for item in items:
+        if item.data["type"] == type_:
+            yield from _placed(_TOOLS.validate_python(item.data["tools"]), f"{item.param}.tools")
 
 
 def _offer_typed(
@@ -400,30 +447,29 @@ def _offer_callable(
     where: str,
     *,
     is_loaded: bool,
-    is_hosted: bool,
-) -> list[str]:
-    """Offer a tool or those of a namespace; return the names of what stays deferred.
+) -> None:
+    """Offer a tool or those of a namespace, but for what stays deferred.
 
-    ``where`` is the path of the tool. ``is_hosted``: the server searches. The description of a
-    namespace stands before that of its first function.
+    ``where`` is the path of the tool. The description of a namespace stands before that of its
+    first function.
     """
+    hidden = [] if is_loaded else [one for one in _callables(tool) if one.defer_loading]
+    if hidden:
+        offered.deferred.append(DeferredTool(where, tool))
     if isinstance(tool, NamespaceTool):
         note = tool.description
-        deferred = list[str]()
         for number, inner in enumerate(tool.tools):
-            if inner.defer_loading and not is_loaded:
-                deferred.append(f"- {tool.name}: {tool.description or ''}")
-            elif _may_call(inner):
+            if inner not in hidden and _may_call(inner):
                 place = f"{where}.tools[{number}]"
                 _offer_function(offered, inner, place, tool.name, note)
                 note = None
-        return deferred
-    if tool.defer_loading and not is_loaded:
-        return [f"- {tool.name}: {tool.description or ''}"]
-    if _may_call(tool):
-        is_named = is_hosted and tool.defer_loading and isinstance(tool, FunctionTool)
+    elif not hidden and _may_call(tool):
+        is_named = offered.is_hosted and tool.defer_loading and isinstance(tool, FunctionTool)
         _offer_function(offered, tool, where, tool.name if is_named else None, None)
-    return []
+
+
+def _callables(tool: FunctionTool | CustomTool | NamespaceTool) -> list[FunctionTool | CustomTool]:
+    return list(tool.tools) if isinstance(tool, NamespaceTool) else [tool]
 
 
 def _may_call(tool: FunctionTool | CustomTool | TypedTool) -> bool:

@@ -27,6 +27,7 @@ from responses_api.wire.objects import (
     Event,
     FileSearchCall,
     FunctionCall,
+    HostedToolSearchCall,
     LogprobEntry,
     McpApprovalRequest,
     McpCall,
@@ -46,6 +47,7 @@ from responses_api.wire.objects import (
     SiteCallItem,
     StateEventType,
     TextPart,
+    ToolSearchOutput,
     WebSearchCall,
     changed,
 )
@@ -258,6 +260,10 @@ def _announced(item: OutputItem) -> OutputItem:
             return changed(item, status="in_progress", action=unknown)
         case FileSearchCall():
             return changed(item, status="in_progress", queries=[], results=None)
+        case HostedToolSearchCall():
+            return changed(item, status="in_progress", arguments={})
+        case ToolSearchOutput():
+            return changed(item, status="in_progress", tools=[])
         case McpCall():
             return changed(item, status="in_progress", arguments="", output=None, error=None)
         case McpListTools():

@@ -92,7 +92,7 @@ class OpenItem:
     ``tool`` of the client is made from the whole arguments. The call of a ``site_tool`` stays open
     until its result is there; ``is_called``: its arguments are whole; ``is_cut``: its turn was cut
     off, so the call is not made.
-    ``summary`` is how the reasoning is to be summarised.
+    ``options`` are those of the site tool. ``summary`` is how the reasoning is to be summarised.
     """
 
     announced: OutputItem
@@ -101,6 +101,7 @@ class OpenItem:
     tool: ClientTool | None = None
     summary: str | None = None
     site_tool: SiteToolType | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     is_silent: bool = False
     is_called: bool = False
     is_cut: bool = False
@@ -312,7 +313,10 @@ class OutputWriter(Output):
         options = self._plan.options_for(name, route)
         item: Any = changed(type_.begin(route, options), **self._plan.fields_of(name))
         is_run = type_.is_run(route, options)
-        return self._begin(item, site_tool=type_ if is_run else None, is_silent=not is_run)
+        opened = self._begin(item, site_tool=type_ if is_run else None, is_silent=not is_run)
+        if self.open_item is not None:
+            self.open_item.options = options
+        return opened
 
     def _called(self) -> Frames:
         """Return the events of the open site-run call when its arguments are whole, once."""
@@ -324,7 +328,10 @@ class OutputWriter(Output):
         return self.encode(item_events.called(open_.so_far("in_progress")) if self._emits else ())
 
     def end_call(self, result: ToolResult) -> Frames:
-        """End the open call of a site-run tool; return its frames and those that were held."""
+        """End the open call of a site-run tool.
+
+        Return its frames, those of the items that follow it, and those that were held.
+        """
         open_ = self.open_item
         assert open_ is not None
         assert open_.site_tool is not None
@@ -332,6 +339,8 @@ class OutputWriter(Output):
         item: Any = open_.so_far("in_progress")
         ended: Any = open_.site_tool.end(item, "".join(open_.pieces) or "{}", result)
         frames = [*called, *self._close(ended)]
+        for item in open_.site_tool.following(ended, open_.options, result):
+            frames += self.add_whole(item)
         held, self._held = self._held, []
         return [*frames, *(frame for delta in held for frame in self.feed(delta))]
 

@@ -36,6 +36,7 @@ _MODULES: tuple[str, ...] = (
     "responses_api.web_search",
     "responses_api.file_search",
     "responses_api.mcp",
+    "responses_api.tool_search",
 )
 """Modules with a ``TYPE``, the ``SiteToolType`` of a tool."""
 _registered: list[SiteToolType] = []
@@ -125,7 +126,13 @@ class SiteToolType(ABC):
         result: ToolResult,
         offered: OfferedTools,
     ) -> None:
-        """Offer the functions that the result of a first call has brought, with ``offered.add``."""
+        """Offer the functions that the result of a call has brought, with ``offered.add``."""
+
+    def following(
+        self, item: SiteCallItem, options: Mapping[str, Any], result: ToolResult
+    ) -> Sequence[OutputItem]:
+        """Return the items of the output that come after that of a call, which has ended."""
+        return ()
 
     def is_message(self, route: Route) -> bool:
         """Whether the model is shown the call and its result; a list of tools is not."""

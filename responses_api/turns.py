@@ -87,7 +87,7 @@ class ResponseTurns(Turns):
     """The turns of one response.
 
     ``routes`` lead from the names of functions to tools; it is shared with the output, which finds
-    the functions there that a first call has discovered.
+    the functions there that a call has discovered.
     """
 
     def __init__(self, routes: dict[str, Route], plan: SitePlan) -> None:
@@ -159,12 +159,13 @@ class ResponseTurns(Turns):
     def add_result(self, result: ToolResult) -> TurnCall:
         """Take the result of the first of those that wait; offer the functions that it brings."""
         call = super().add_result(result)
-        if self._is_first:
-            route = self._plan.first_calls[call.number].route
-            offered = OfferedTools(routes=self._routes)
-            type_, options = site_tools()[route.type], self._plan.options[call.tool]
-            type_.discover(route, options, result, offered)
-            self._discovered += offered.tools
+        first = self._plan.first_calls
+        route = first[call.number].route if self._is_first else self._route(call.name)
+        names = {route: n for n, route in self._routes.items() if not n.startswith(_FIRST)}
+        offered = OfferedTools(routes=self._routes, names=names)
+        type_, options = site_tools()[route.type], self._plan.options[call.tool]
+        type_.discover(route, options, result, offered)
+        self._discovered += offered.tools
         return call
 
     @property

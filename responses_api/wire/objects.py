@@ -221,10 +221,30 @@ class ToolSearchCall(Call):
 
 
 class SiteCallItem(WireObject):
-    """A call of a tool that the site runs; the item has its result too."""
+    """A call of a tool that the site runs; most items have its result too."""
 
     id: str
     type: str
+
+
+class HostedToolSearchCall(SiteCallItem):
+    """An item of type ``tool_search_call`` that the site has executed."""
+
+    type: Literal["tool_search_call"] = "tool_search_call"
+    status: ItemStatus
+    call_id: None = None
+    execution: Literal["server"] = "server"
+    arguments: dict[str, Any]
+
+
+class ToolSearchOutput(SiteCallItem):
+    """An item of type ``tool_search_output``: the tools that the search before it has loaded."""
+
+    type: Literal["tool_search_output"] = "tool_search_output"
+    status: ItemStatus
+    call_id: None = None
+    execution: Literal["server"] = "server"
+    tools: list[dict[str, Any]]
 
 
 class WebSearchCall(SiteCallItem):
@@ -304,7 +324,8 @@ OutputItem = Annotated[
     | ShellCall
     | LocalShellCall
     | ApplyPatchCall
-    | ToolSearchCall
+    | Annotated[ToolSearchCall | HostedToolSearchCall, Field(discriminator="execution")]
+    | ToolSearchOutput
     | WebSearchCall
     | FileSearchCall
     | McpCall

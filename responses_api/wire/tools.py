@@ -80,15 +80,6 @@ class NamespaceTool(WireRequest):
     ]
 
 
-class ToolSearchTool(WireRequest):
-    """``tools[]`` of type ``tool_search``. The client runs it if ``execution`` is ``client``."""
-
-    type: Literal["tool_search"]
-    execution: Literal["server", "client"] | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
 class TypedTool(WireRequest):
     """A tool that its type defines; its other fields are echoed.
 
@@ -115,6 +106,21 @@ class TypedTool(WireRequest):
 
     def _ignored(self) -> Any:
         return iter(() if self.is_known else (self.type,))
+
+
+class ToolSearchTool(TypedTool):
+    """``tools[]`` of type ``tool_search``.
+
+    The client runs it if ``execution`` is ``client``, else the site.
+    """
+
+    type: Literal["tool_search"]
+    execution: Literal["server", "client"] | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+    def _ignored(self) -> Any:
+        return WireRequest._ignored(self)
 
 
 class SearchFilters(WireRequest):

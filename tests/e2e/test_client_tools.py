@@ -199,12 +199,12 @@ def test_deferred_function_is_in_a_namespace_of_its_own_where_the_server_searche
         {"type": "tool_search"},
         {"type": "function", "name": "look", "parameters": {}, "defer_loading": True},
     ]
-    first = respond(client, call("look"), tools=tools)
+    chosen: Any = {"type": "function", "name": "look"}
+    first = respond(client, call("look"), tools=tools, tool_choice=chosen)
     [made] = dicts(first.output)
     assert (made["name"], made["namespace"]) == ("look", "look")
     result = {"type": "function_call_output", "call_id": made["call_id"], "output": "seen"}
     again = {"role": "user", "content": script(call("look"))}
-    chosen: Any = {"type": "function", "name": "look"}
     items: list[Any] = [SAY, made, result, again]
     second = client.responses.create(model="scripted", input=items, tools=tools, tool_choice=chosen)
     [made] = dicts(second.output)

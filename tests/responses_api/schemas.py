@@ -263,6 +263,27 @@ APPLY_PATCH_CALL = _typed_call(
 TOOL_SEARCH_CALL = _typed_call(
     "tool_search_call", "tsc_", execution=const("client"), arguments={"type": "object"}
 )
+_HOSTED_SEARCH: Schema = {
+    "status": STATUS,
+    "call_id": const(None),
+    "execution": const("server"),
+}
+HOSTED_TOOL_SEARCH_CALL = record(
+    {
+        "id": prefixed("tsc_"),
+        "type": const("tool_search_call"),
+        **_HOSTED_SEARCH,
+        "arguments": {"type": "object"},
+    }
+)
+TOOL_SEARCH_OUTPUT = record(
+    {
+        "id": prefixed("tso_"),
+        "type": const("tool_search_output"),
+        **_HOSTED_SEARCH,
+        "tools": array({"type": "object", "required": ["type", "name"]}),
+    }
+)
 _SOURCE = record({"type": const("url"), "url": STRING})
 WEB_SEARCH_CALL = record(
     {
@@ -357,6 +378,8 @@ OUTPUT_ITEM = any_of(
     LOCAL_SHELL_CALL,
     APPLY_PATCH_CALL,
     TOOL_SEARCH_CALL,
+    HOSTED_TOOL_SEARCH_CALL,
+    TOOL_SEARCH_OUTPUT,
     COMPACTION,
     WEB_SEARCH_CALL,
     FILE_SEARCH_CALL,

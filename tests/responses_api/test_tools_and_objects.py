@@ -193,16 +193,21 @@ def test_shell_runs_at_the_client_unless_its_environment_is_a_container() -> Non
     assert (elsewhere.tools, elsewhere.unsupported) == ((), ["shell"])
 
 
-def test_deferred_tools_are_offered_where_the_client_does_not_search() -> None:
+def test_deferred_tools_are_hidden_where_something_searches() -> None:
     deferred = {**FUNCTION, "defer_loading": True}
     client = {"type": "tool_search", "execution": "client", "description": "Search."}
     hosted = {"type": "tool_search"}
-    assert [t.name for t in offered(deferred, hosted).tools] == ["f"]
-    assert offered(deferred, hosted).unsupported == ["tool_search"]
+    assert [t.name for t in offered(deferred).tools] == ["f"]
+    [search] = offered(deferred, hosted).tools
+    assert (search.description or "").endswith("It can load:\n- f: ")
+    assert search.parameters["properties"]["paths"]["items"]["enum"] == ["f"]
+    assert offered({**FUNCTION}, hosted).unsupported == []
     [search] = offered(deferred, client).tools
     assert search.description == "Search.\nIt can find:\n- f: "
+    assert offered(deferred, client, hosted).unsupported == ["tool_search"]
     found = [{"type": "tool_search_output", "tools": [deferred]}]
     assert [t.name for t in offered(deferred, client, items=found).tools] == ["f", "tool_search"]
+    assert [t.name for t in offered(deferred, hosted, items=found).tools] == ["f"]
 
 
 @pytest.mark.parametrize("n", [None, 1])

@@ -217,3 +217,41 @@ def _text(item: dict[str, Any]) -> str:
     if item["type"] == "mcp_call":
         return str(item["output"])
     return "".join(part["text"] for part in item["content"])
+
+
+def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
+    deferred = {"type": "function", "name": "look", "parameters": {}, "defer_loading": True}
+    search = {
+        "type": "hosted_tool_search",
+        "names": ["look"],
+        "tools": [{"param": "tools[1]", "tool": deferred}],
+    }
+    routes = {**ROUTES, "tool_search": asdict(Route("hosted_tool_search", "tool_search"))}
+
+    def begun() -> ResponseAssembler:
+        return new_assembler(routes=routes, site_tools=[{"type": TYPE}, search], most_calls=9)
+
+    fold = begun()
+    sent = [*fold.begin()]
+    sent += fed(fold, *call(0, "tool_search", '{"paths": ["look"]}'), Finish("tool_calls"))
+    sent += fold.add_result(ToolResult("Loaded", {"names": ["look"]}))
+    request = fold.next_request(REQUEST)
+    assert request is not None
+    assert request.tools == (*REQUEST.tools, Tool("look", None, {}))
+    sent += fed(fold, *call(0, "count"), Finish("tool_calls"))
+    saved = json.loads(json.dumps(fold.save()))
+
+    resumed = begun()
+    resumed.restart(Sent(tuple(sent), len(sent)), saved)
+    resumed.begin()
+    resumed.add_result(ToolResult("one"))
+    again = resumed.next_request(REQUEST)
+    assert again is not None
+    assert again.tools == request.tools
+    fed(resumed, *call(0, "look", "{}"), Finish("tool_calls"))
+    output = json.loads(resumed.complete().body)["output"]
+    assert [item["type"] for item in output] == [
+        *("tool_search_call", "tool_search_output"),
+        *("mcp_call", "function_call"),
+    ]
+    assert output[-1]["namespace"] == "look"

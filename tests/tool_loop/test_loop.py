@@ -305,3 +305,93 @@ def test_results_that_fill_the_context_are_compacted_again_and_again(tight: Loop
     with site.stack.http() as http:
         refused = http.post("/v1/responses", json=without)
     assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+def deferred(name: str, **fields: Any) -> dict[str, Any]:
+    """Return a function that the model is not shown at first."""
+    made = {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
+    return {**made, "defer_loading": True}
+
+
+CRM = {
+    "type": "namespace",
+    "name": "crm",
+    "description": "Customers",
+    "tools": [deferred("find"), {**deferred("count"), "defer_loading": False}],
+}
+SEARCHING = [{"type": "tool_search"}, CRM, deferred("weather", description="Of a place")]
+
+
+def functions_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the functions that the model was shown, by name."""
+    return {one["function"]["name"]: one["function"] for one in body.get("tools", ())}
+
+
+def test_the_model_loads_deferred_tools_in_the_middle_of_a_response(site: LoopSite) -> None:
+    site.model.asked.clear()
+    search = {"calls": [["tool_search", {"paths": ["crm", "weather", "bank"]}]]}
+    again = {"calls": [["tool_search", {"paths": ["crm"]}]]}
+    turns = (search, again, {"calls": [["crm__find", {}], ["weather", {}]]})
+    made = created(site, site.request(*turns, tools=SEARCHING))
+    first, second, third = [one.body for one in site.model.asked]
+    assert [*functions_of(first)] == ["crm__count", "tool_search"]
+    described = functions_of(first)["tool_search"]
+    assert described["description"].endswith("- crm: Customers\n- weather: Of a place")
+    assert described["parameters"]["properties"]["paths"]["items"]["enum"] == ["crm", "weather"]
+    assert [*functions_of(second)] == ["crm__count", "tool_search", "crm__find", "weather"]
+    told = second["messages"][-1]["content"]
+    assert told == (
+        "Loaded: crm, weather. These functions can be called now.\n"
+        "Not found: bank. There is: crm, weather."
+    )
+    assert [*functions_of(third)] == [*functions_of(second)]  # None of them twice.
+    searched, found, *repeated, find, weather = made["output"]
+    assert searched.pop("id").startswith("tsc_")
+    arguments = {"paths": ["crm", "weather", "bank"]}
+    common = {"status": "completed", "call_id": None, "execution": "server"}
+    assert searched == {"type": "tool_search_call", **common, "arguments": arguments}
+    assert (found["type"], found["execution"]) == ("tool_search_output", "server")
+    shown = {**deferred("find"), "description": None, "strict": True}
+    assert found["tools"][0] == {**CRM, "tools": [shown]}
+    assert found["tools"][1]["name"] == "weather"
+    assert [one["type"] for one in repeated] == ["tool_search_call", "tool_search_output"]
+    assert (find["type"], find["namespace"], find["name"]) == ("function_call", "crm", "find")
+    assert (weather["namespace"], weather["name"]) == ("weather", "weather")
+
+    outputs = [
+        {"type": "function_call_output", "call_id": one["call_id"], "output": "done"}
+        for one in (find, weather)
+    ]
+    site.model.asked.clear()
+    played = {"role": "user", "content": json.dumps([SAY])}
+    body = {**site.request(tools=SEARCHING), "previous_response_id": made["id"]}
+    created(site, {**body, "input": [*outputs, played]})
+    [after] = site.model.asked
+    assert [*functions_of(after.body)] == ["crm__count", "crm__find", "weather"]
+
+
+def test_the_stream_of_a_tool_search_can_be_read_again(site: LoopSite) -> None:
+    search = {"calls": [["tool_search", {"paths": ["weather"]}]]}
+    body = {**site.request(search, SAY, tools=SEARCHING), "stream": True}
+    with site.stack.http() as http:
+        live = http.post("/v1/responses", json=body).text
+        events = [json.loads(line[6:]) for line in live.splitlines() if line.startswith("data: {")]
+        stored = events[-1]["response"]["id"]
+        again = http.get(f"/v1/responses/{stored}?stream=true").text
+    added = [one for one in events if one["type"] == "response.output_item.added"]
+    done = [one["item"] for one in events if one["type"] == "response.output_item.done"]
+    kinds = ["tool_search_call", "tool_search_output", "message"]
+    assert [one["item"]["type"] for one in added] == [one["type"] for one in done] == kinds
+    assert [one["item"]["status"] for one in added] == ["in_progress"] * 3
+    assert [one["output_index"] for one in added] == [0, 1, 2]
+    assert done == events[-1]["response"]["output"]
+    assert again == live
+
+
+def test_a_choice_of_a_deferred_tool_loads_it(site: LoopSite) -> None:
+    site.model.asked.clear()
+    chosen = {"type": "function", "name": "weather"}
+    body = site.request({"calls": [["weather", {}]]}, tools=SEARCHING, tool_choice=chosen)
+    [made] = created(site, body)["output"]
+    assert [*functions_of(site.model.body)] == ["weather"]
+    assert (made["name"], made["namespace"]) == ("weather", "weather")

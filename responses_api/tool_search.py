@@ -1,0 +1,124 @@
+"""The tool ``tool_search`` that the site runs: it loads deferred tools in the middle of a response.
+
+The model is shown the names and descriptions of what is deferred. It calls the search with names;
+from the next turn on it has their functions.
+
+Source: API guide, "Tool search"; API reference, "Responses", items of a tool search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json
+
+from inference_site.core.domain.request import Tool
+from inference_site.core.domain.site_tools import ToolResult
+from inference_site.runs.queue import new_id
+from responses_api.client_tools import DeferredTool, OfferedTools, load
+from responses_api.site_tools import Route, SiteToolType
+from responses_api.wire.objects import (
+    HostedToolSearchCall,
+    OutputItem,
+    SiteCallItem,
+    ToolSearchOutput,
+    changed,
+)
+from responses_api.wire.tools import CustomTool, FunctionTool, NamespaceTool, TypedTool, tool_object
+
+_NAME = "tool_search"
+_DESCRIPTION = (
+    "Loads functions by the names below; they can be called from then on. Load those that the task "
+    "needs before you say that something cannot be done. It can load:"
+)
+_TOOL: TypeAdapter[FunctionTool | CustomTool | NamespaceTool] = TypeAdapter(
+    FunctionTool | CustomTool | NamespaceTool
+)
+
+
+class HostedToolSearch(SiteToolType):
+    """See ``SiteToolType``. The worker runs it with ``worker.tools.hosted_tool_search``."""
+
+    type = "hosted_tool_search"
+    names = frozenset({_NAME})
+
+    def offer(
+        self, tool: TypedTool, offered: OfferedTools, project_id: int
+    ) -> dict[str, Any] | None:
+        """Offer the search, if anything is deferred (see ``SiteToolType.offer``)."""
+        if not offered.deferred:
+            return None
+        names = list(dict.fromkeys(one.tool.name for one in offered.deferred))
+        description = "\n".join([_DESCRIPTION, *(one.line for one in offered.deferred)])
+        parameters = {
+            "type": "object",
+            "properties": {
+                "paths": {
+                    "type": "array",
+                    "items": {"type": "string", "enum": names},
+                    "minItems": 1,
+                }
+            },
+            "required": ["paths"],
+            "additionalProperties": False,
+        }
+        offered.add(Route(self.type, _NAME), lambda name: Tool(name, description, parameters))
+        tools = [
+            {"param": one.param, "tool": one.tool.model_dump(mode="json")}
+            for one in offered.deferred
+        ]
+        return {"type": self.type, "names": names, "tools": tools}
+
+    def begin(self, route: Route, options: Mapping[str, Any]) -> HostedToolSearchCall:
+        """Return the item of a call that begins (see ``SiteToolType.begin``)."""
+        return HostedToolSearchCall(id=new_id("tsc_"), status="in_progress", arguments={})
+
+    def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
+        """Return the item of a call with its arguments (see ``SiteToolType.end``)."""
+        try:
+            given = from_json(arguments)
+        except ValueError:
+            given = {}
+        shown = given if isinstance(given, dict) else {}
+        return changed(item, status="completed", arguments=shown)
+
+    def following(
+        self, item: SiteCallItem, options: Mapping[str, Any], result: ToolResult
+    ) -> Sequence[OutputItem]:
+        """Return the item that has the loaded tools, without those that the model had before."""
+        shown = [tool_object(_part(one.tool)) for one in _loaded(options, result)]
+        return [ToolSearchOutput(id=new_id("tso_"), status="completed", tools=shown)]
+
+    def discover(
+        self,
+        route: Route,
+        options: Mapping[str, Any],
+        result: ToolResult,
+        offered: OfferedTools,
+    ) -> None:
+        """Offer the functions that were loaded."""
+        offered.is_hosted = True
+        for one in _loaded(options, result):
+            load(offered, one)
+
+
+TYPE = HostedToolSearch()
+
+
+def _loaded(options: Mapping[str, Any], result: ToolResult) -> Iterator[DeferredTool]:
+    names = result.fields.get("names", ())
+    for one in options["tools"]:
+        if one["tool"]["name"] in names:
+            yield DeferredTool(one["param"], _TOOL.validate_python(one["tool"]))
+
+
+def _part(
+    tool: FunctionTool | CustomTool | NamespaceTool,
+) -> FunctionTool | CustomTool | NamespaceTool:
+    """Return what was deferred: of a namespace, some tools."""
+    if not isinstance(tool, NamespaceTool):
+        return tool
+    deferred = [one for one in tool.tools if one.defer_loading]
+    return tool.model_copy(update={"tools": deferred})
