@@ -98,32 +98,51 @@ def site_calls(response: StoredResponse, *, with_content: bool) -> list[ShownCal
     calls = list(ToolCall.objects.of(response.public_id))
     if not calls or not with_content:
         return [ShownCall(call) for call in calls]
-    kinds = ("mcp_call", "mcp_list_tools", "web_search_call")
-    found = Item.objects.filter(response=response, is_output=True, data__type__in=kinds)
-    items = list(found.order_by("position"))
-    if len(items) != len(calls):
+    output = Item.objects.filter(response=response, is_output=True).order_by("position")
+    texts = _texts_of_calls(item.data for item in output.filter(data__type__in=_SITE_ITEMS))
+    if len(texts) != len(calls):
         return [ShownCall(call) for call in calls]
-    shown = []
-    for call, data in zip(calls, (item.data for item in items), strict=True):
-        if data["type"] == "mcp_list_tools":
-            names = ", ".join(str(tool.get("name")) for tool in data.get("tools") or ())
-            result = str(data.get("error") or names or "No tools.")
-            shown.append(ShownCall(call, None, text_piece(result)))
-        else:
-            made = WHOLE_CALLS[data["type"]](data)
-            result = made.result or ""
-            shown.append(ShownCall(call, text_piece(made.arguments), text_piece(result)))
-    return shown
+    return [
+        ShownCall(call, None if given is None else text_piece(given), text_piece(result))
+        for call, (given, result) in zip(calls, texts, strict=True)
+    ]
+
+
+_SITE_ITEMS = (
+    *("mcp_call", "mcp_list_tools", "web_search_call", "file_search_call"),
+    *("tool_search_call", "tool_search_output"),
+)
+
+
+def _texts_of_calls(items: Iterable[ItemData]) -> list[tuple[str | None, str]]:
+    """Return the arguments and the result of each call that the site has run, from its items."""
+    texts = list[tuple[str | None, str]]()
+    for data in items:
+        match data["type"]:
+            case "mcp_list_tools":
+                names = ", ".join(str(tool.get("name")) for tool in data.get("tools") or ())
+                texts.append((None, str(data.get("error") or names or "No tools.")))
+            case "tool_search_call":
+                if data.get("execution") == "server":
+                    texts.append((CALLS[data["type"]](data).arguments, ""))
+            case "tool_search_output":  # It follows its call.
+                texts[-1] = (texts[-1][0], str(RESULTS[data["type"]](data)))
+            case kind:
+                made = WHOLE_CALLS[kind](data)
+                texts.append((made.arguments, made.result or ""))
+    return texts
 
 
 class BubbleMaker:
     """Makes bubbles of the items of a page; the output of a call is part of the call's bubble."""
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self._called: set[str | None] = set()
-        self._outputs: dict[str | None, list[Piece]] = {}
+        self._called: set[str] = set()
+        self._outputs: dict[str, list[Piece]] = {}
         for item in items:
             kind, call_id = item.data["type"], item.data.get("call_id")
+            if call_id is None:
+                continue
             if kind in CALLS:
                 self._called.add(call_id)
             elif kind in RESULTS:
@@ -150,7 +169,7 @@ class BubbleMaker:
                 call = make(data)
                 text = data.get("input") if kind == "custom_tool_call" else call.arguments
                 result = None if call.result is None else [text_piece(call.result)]
-                output = result or self._outputs.get(data.get("call_id"))
+                output = result or self._outputs.get(data.get("call_id") or "")
                 return Bubble("call", "assistant", [text_piece(text or "")], call.name, output)
             case kind if kind in RESULTS:
                 return Bubble("result", "tool", _pieces(RESULTS[kind](data)))

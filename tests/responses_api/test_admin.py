@@ -155,6 +155,45 @@ def test_calls_that_the_site_has_run_are_listed_with_their_times(
     assert "found it" not in card
 
 
+def test_searches_of_the_site_are_shown_with_what_each_has_found(
+    admin: Client, chain: Chain
+) -> None:
+    stored = chain.turn("x", "y")
+    hosted = {"call_id": None, "execution": "server", "status": "completed"}
+    items: list[dict[str, Any]] = []
+    for name in ("weather", "customers"):
+        items += [
+            {"type": "tool_search_call", **hosted, "arguments": {"paths": [name]}},
+            {"type": "tool_search_output", **hosted, "tools": [{"type": "function", "name": name}]},
+        ]
+    found = [{"filename": "a.txt", "text": "A passage."}]
+    items.append({"type": "file_search_call", "queries": ["a query"], "results": found})
+    for place, data in enumerate(items):
+        Item.objects.create(
+            public_id=f"item_{place}",
+            project=stored.project,
+            response=stored,
+            position=10 + place,
+            is_output=True,
+            data=data,
+        )
+    for number, name in enumerate(("tool_search", "tool_search", "file_search")):
+        ToolCall.objects.create(
+            generation_id=stored.public_id,
+            number=number,
+            type=name,
+            name=name,
+            arguments_hash="0123456789abcdef",
+            status=CallStatus.DONE,
+        )
+    card = page(admin, stored).partition("<h2>Tool calls</h2>")[2].partition("</section>")[0]
+    shown = ("weather", "Loaded: weather", "Loaded: customers", "a query", "a.txt: A passage.")
+    assert [one for one in shown if one not in card] == []
+    bubbles = [one for one in turns(stored)[0].bubbles if one.kind in ("call", "result")]
+    results = [one.pieces[0].text for one in bubbles if one.kind == "result"]
+    assert results == ["Loaded: weather", "Loaded: customers"]
+
+
 def test_who_may_not_change_responses_or_see_content_answers_no_approval(
     staff: Callable[..., Client], chain: Chain
 ) -> None:
