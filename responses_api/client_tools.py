@@ -42,6 +42,7 @@ from responses_api.wire.objects import (
 from responses_api.wire.tools import (
     CustomTool,
     FunctionTool,
+    McpTool,
     NamedChoice,
     NamespaceTool,
     Tool,
@@ -220,7 +221,9 @@ class OfferedTools:
     first_calls: list[FirstCall] = field(default_factory=list)
     """Calls of these that come before the first turn of the model."""
     deferred: list[DeferredTool] = field(default_factory=list)
-    """What a search of tools may load."""
+    """Tools that a search may load."""
+    deferred_servers: dict[str, McpTool] = field(default_factory=dict)
+    """MCP servers whose tools a search of the site may load, by label."""
     is_hosted: bool = False
     """Whether the site searches; the client may have to."""
     items: list[dict[str, Any]] = field(default_factory=list)

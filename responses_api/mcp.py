@@ -1,7 +1,7 @@
 """The tool ``mcp``: the tools of a server, offered as functions, and their calls as items.
 
 The tools of a server are known from the newest ``mcp_list_tools`` item of the history; without one,
-they are listed before the first turn of the model.
+they are listed before the first turn of the model, or when a search of tools loads the server.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ class McpToolType(SiteToolType):
             and isinstance(item.get("tools"), list)
         ]
         if listed:
-            _offer(listed[-1]["tools"], options, offered)
+            offer_listed(listed[-1]["tools"], options, offered)
+        elif tool.defer_loading and offered.is_hosted:
+            offered.deferred_servers[tool.server_label] = tool
         else:
             offered.first_calls.append(FirstCall(Route("mcp", LIST_TOOLS, tool.server_label)))
         answers = answers_in(offered.new_items, offered.items)
@@ -139,7 +141,7 @@ class McpToolType(SiteToolType):
     ) -> None:
         """Offer the tools that were listed."""
         if route.name == LIST_TOOLS and not result.is_error:
-            _offer(result.fields["tools"], options, offered)
+            offer_listed(result.fields["tools"], options, offered)
 
     def is_message(self, route: Route) -> bool:
         """Whether the model is shown the call: all but lists."""
@@ -192,7 +194,8 @@ def _options(tool: McpTool, param: str, project_id: int) -> dict[str, Any]:
 def narrow(offered: OfferedTools, choice: Any) -> None:
     """Apply a ``tool_choice`` to the tools that are not listed yet.
 
-    Without a choice of tools of MCP, no list is needed. Calls that were approved are made.
+    Without a choice of tools of MCP, no list is needed. A chosen server that is deferred is listed.
+    Calls that were approved are made.
     """
     chosen: list[Any] | None = None
     match choice:
@@ -205,6 +208,8 @@ def narrow(offered: OfferedTools, choice: Any) -> None:
     if chosen is None:
         return
     named = [one.model_extra or {} for one in chosen if one.type == TYPE.type]
+    for label in {one.get("server_label") for one in named} & offered.deferred_servers.keys():
+        offered.first_calls.append(FirstCall(Route(TYPE.type, LIST_TOOLS, label)))
     kept = list[FirstCall]()
     for call in offered.first_calls:
         label = call.route.namespace
@@ -243,7 +248,7 @@ def _ask(tool: McpTool, param: str) -> dict[str, Any]:
     return {"default": True, "except": [name for name in never if name not in always]}
 
 
-def _offer(tools: list[Any], options: Mapping[str, Any], offered: OfferedTools) -> None:
+def offer_listed(tools: list[Any], options: Mapping[str, Any], offered: OfferedTools) -> None:
     """Offer those tools of a list that the request allows."""
     for function in listed_functions(tools, options):
         route = Route("mcp", function.name, options["server_label"])

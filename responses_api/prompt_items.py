@@ -147,7 +147,8 @@ def _loaded(data: Data) -> str:
     names = list[str]()
     for tool in data["tools"]:
         inner = tool.get("tools") if tool["type"] == "namespace" else None
-        names += [str(one.get("name") or one["type"]) for one in inner or (tool,)]
+        named = ("name", "server_label", "type")
+        names += [next(str(one[key]) for key in named if one.get(key)) for one in inner or (tool,)]
     return f"Loaded: {', '.join(names)}" if names else "No tool was found."
 
 

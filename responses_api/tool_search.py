@@ -1,7 +1,7 @@
 """The tool ``tool_search`` that the site runs: it loads deferred tools in the middle of a response.
 
 The model is shown the names and descriptions of what is deferred. It calls the search with names;
-from the next turn on it has their functions.
+from the next turn on it has their functions. The tools of an MCP server are listed then.
 
 Source: API guide, "Tool search"; API reference, "Responses", items of a tool search.
 """
@@ -18,9 +18,11 @@ from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.queue import new_id
 from responses_api.client_tools import DeferredTool, OfferedTools, load
+from responses_api.mcp import offer_listed
 from responses_api.site_tools import Route, SiteToolType
 from responses_api.wire.objects import (
     HostedToolSearchCall,
+    McpListTools,
     OutputItem,
     SiteCallItem,
     ToolSearchOutput,
@@ -48,10 +50,17 @@ class HostedToolSearch(SiteToolType):
         self, tool: TypedTool, offered: OfferedTools, project_id: int
     ) -> dict[str, Any] | None:
         """Offer the search, if anything is deferred (see ``SiteToolType.offer``)."""
-        if not offered.deferred:
+        servers = {
+            options["server_label"]: {"tool": tool_object(server), "options": options}
+            for options in offered.site_tools
+            if (server := offered.deferred_servers.get(options.get("server_label", "")))
+        }
+        names = list(dict.fromkeys([*(one.tool.name for one in offered.deferred), *servers]))
+        if not names:
             return None
-        names = list(dict.fromkeys(one.tool.name for one in offered.deferred))
-        description = "\n".join([_DESCRIPTION, *(one.line for one in offered.deferred)])
+        lines = [one.line for one in offered.deferred]
+        lines += [f"- {label}: {one['options']['description']}" for label, one in servers.items()]
+        description = "\n".join([_DESCRIPTION, *lines])
         parameters = {
             "type": "object",
             "properties": {
@@ -69,7 +78,7 @@ class HostedToolSearch(SiteToolType):
             {"param": one.param, "tool": one.tool.model_dump(mode="json")}
             for one in offered.deferred
         ]
-        return {"type": self.type, "names": names, "tools": tools}
+        return {"type": self.type, "names": names, "tools": tools, "servers": servers}
 
     def begin(self, route: Route, options: Mapping[str, Any]) -> HostedToolSearchCall:
         """Return the item of a call that begins (see ``SiteToolType.begin``)."""
@@ -87,9 +96,20 @@ class HostedToolSearch(SiteToolType):
     def following(
         self, item: SiteCallItem, options: Mapping[str, Any], result: ToolResult
     ) -> Sequence[OutputItem]:
-        """Return the item that has the loaded tools, without those that the model had before."""
+        """Return the item with what was loaded, and the lists of tools of servers.
+
+        Of a namespace it has those tools that the model has not had before.
+        """
         shown = [tool_object(_part(one.tool)) for one in _loaded(options, result)]
-        return [ToolSearchOutput(id=new_id("tso_"), status="completed", tools=shown)]
+        lists: Mapping[str, Mapping[str, Any]] = result.fields.get("lists", {})
+        shown += [options["servers"][label]["tool"] for label in lists]
+        return [
+            ToolSearchOutput(id=new_id("tso_"), status="completed", tools=shown),
+            *(
+                McpListTools(id=new_id("mcpl_"), server_label=label, **listed)
+                for label, listed in lists.items()
+            ),
+        ]
 
     def discover(
         self,
@@ -102,6 +122,8 @@ class HostedToolSearch(SiteToolType):
         offered.is_hosted = True
         for one in _loaded(options, result):
             load(offered, one)
+        for label, listed in result.fields.get("lists", {}).items():
+            offer_listed(listed["tools"], options["servers"][label]["options"], offered)
 
 
 TYPE = HostedToolSearch()

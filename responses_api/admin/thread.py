@@ -117,11 +117,19 @@ _SITE_ITEMS = (
 def _texts_of_calls(items: Iterable[ItemData]) -> list[tuple[str | None, str]]:
     """Return the arguments and the result of each call that the site has run, from its items."""
     texts = list[tuple[str | None, str]]()
+    is_found = False  # Whether the items since the last call are what a search has found.
     for data in items:
+        is_listed = data["type"] in ("mcp_list_tools", "tool_search_output")
+        is_found = is_listed and (is_found or data["type"] == "tool_search_output")
         match data["type"]:
             case "mcp_list_tools":
                 names = ", ".join(str(tool.get("name")) for tool in data.get("tools") or ())
-                texts.append((None, str(data.get("error") or names or "No tools.")))
+                text = str(data.get("error") or names or "No tools.")
+                if is_found:
+                    label = f"{data.get('server_label')}: {text}"
+                    texts[-1] = (texts[-1][0], f"{texts[-1][1]}\n{label}")
+                else:
+                    texts.append((None, text))
             case "tool_search_call":
                 if data.get("execution") == "server":
                     texts.append((CALLS[data["type"]](data).arguments, ""))

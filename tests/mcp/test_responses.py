@@ -447,3 +447,45 @@ def test_host_that_is_not_allowed_is_refused_by_name(site: McpSite) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         site.respond(SAY, tool=tool)
     assert raised.value.param == "tools[0].server_url"
+
+
+def test_a_deferred_server_is_asked_when_a_search_loads_it(site: McpSite) -> None:
+    described = {"server_description": "Sums", "defer_loading": True}
+    working = site.tool(**described)
+    broken = site.tool("nothing", server_label="broken", defer_loading=True)
+    tools = [{"type": "tool_search"}, working, broken]
+    search = {"calls": [["tool_search", {"paths": ["test", "broken"]}]]}
+
+    def shown() -> list[str]:
+        return [tool["function"]["name"] for tool in site.model.body.get("tools", ())]
+
+    with site.stack.checked():
+        idle = site.stack.client().responses.create(**{**site.body(SAY), "tools": tools})
+    assert (kinds(idle), shown()) == (["message"], ["tool_search"])
+    described_search = site.model.body["tools"][0]["function"]["description"]
+    assert described_search.endswith("- test: Sums\n- broken: ")
+    with site.stack.checked():
+        body = {**site.body(search, ADD, SAY), "tools": tools}
+        made = site.stack.client().responses.create(**body)
+    assert kinds(made) == [
+        *("tool_search_call", "tool_search_output", "mcp_list_tools", "mcp_list_tools"),
+        *("mcp_call", "message"),
+    ]
+    _, found, listed, failed, call, _ = dicts(made.output)
+    assert [tool["server_label"] for tool in found["tools"]] == ["test", "broken"]
+    assert "add" in [tool["name"] for tool in listed["tools"]]
+    assert (failed["server_label"], failed["tools"], bool(failed["error"])) == ("broken", [], True)
+    assert call["output"] == "42"
+    assert "test__add" in shown()
+    told = next(m["content"] for m in site.model.body["messages"] if m["role"] == "tool")
+    assert told.startswith("Loaded: test. These functions can be called now.\nNot loaded: broken: ")
+    with site.stack.checked():
+        again = site.stack.client().responses.create(
+            **{**site.body(ADD, SAY), "tools": tools, "previous_response_id": made.id}
+        )
+    assert kinds(again) == ["mcp_call", "message"]  # It is not listed again.
+    with site.stack.checked():
+        chosen: Any = {"type": "mcp", "server_label": "test"}
+        body = {**site.body(ADD, SAY), "tools": tools, "tool_choice": chosen}
+        forced = site.stack.client().responses.create(**body)
+    assert kinds(forced) == ["mcp_list_tools", "mcp_call", "message"]

@@ -281,7 +281,7 @@ TOOL_SEARCH_OUTPUT = record(
         "id": prefixed("tso_"),
         "type": const("tool_search_output"),
         **_HOSTED_SEARCH,
-        "tools": array({"type": "object", "required": ["type", "name"]}),
+        "tools": array({"type": "object", "required": ["type"]}),
     }
 )
 _SOURCE = record({"type": const("url"), "url": STRING})

@@ -1,38 +1,67 @@
-"""The tool ``hosted_tool_search``: says which deferred tools a call of the model loads."""
+"""The tool ``hosted_tool_search``: says which deferred tools a call of the model loads.
+
+The tools of MCP servers are listed only here, so a server that no response needs is not asked.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inference_site.core.domain.site_tools import ToolResult
-from worker.tools.base import CallContext
+from inference_site.mcp.access import LIST_TOOLS
+from worker.tools.base import CallContext, ToolTimeout, create_tool
 
 
 def create(options: Mapping[str, Any]) -> ToolSearch:
     """Return the tool with the options of ``responses_api.tool_search``."""
-    return ToolSearch(tuple(options["names"]))
+    servers = {label: one["options"] for label, one in options["servers"].items()}
+    return ToolSearch(tuple(options["names"]), servers)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSearch:
-    """See ``SiteTool``. ``names`` are those of what is deferred; a result has those to load."""
+    """See ``SiteTool``. ``names`` are those of what is deferred, ``servers`` the options of some.
+
+    The ``fields`` of a result have the ``names`` to load and the ``lists`` of servers, by label:
+    ``tools``, and an ``error`` where a server could not be asked.
+    """
 
     names: tuple[str, ...]
+    servers: Mapping[str, Mapping[str, Any]]
 
     def is_idempotent(self, name: str) -> bool:
         """A search changes nothing."""
         return True
 
     def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
-        """Return the names among the argument ``paths`` that there are."""
+        """Load the names in the argument ``paths`` (see ``SiteTool.call``)."""
         given = arguments.get("paths")
         wanted = dict.fromkeys(map(str, given if isinstance(given, list) else [given or ""]))
-        loaded = [one for one in wanted if one in self.names]
+        unknown = [one for one in wanted if one not in self.names]
+        lists = self._lists([one for one in wanted if one in self.servers], context)
+        errors = {label: one["error"] for label, one in lists.items() if "error" in one}
+        loaded = [one for one in wanted if one in self.names and one not in errors]
         lines = list[str]()
         if loaded:
             lines.append(f"Loaded: {', '.join(loaded)}. These functions can be called now.")
-        if unknown := [one for one in wanted if one not in self.names]:
+        if unknown:
             lines.append(f"Not found: {', '.join(unknown)}. There is: {', '.join(self.names)}.")
-        return ToolResult("\n".join(lines), {"names": loaded})
+        lines += [f"Not loaded: {label}: {error}" for label, error in errors.items()]
+        return ToolResult("\n".join(lines), {"names": loaded, "lists": lists})
+
+    def _lists(self, labels: list[str], context: CallContext) -> dict[str, dict[str, Any]]:
+        """Return the lists of these servers, which have the time of one call together."""
+        until = time.monotonic() + context.timeout_s
+        lists = dict[str, dict[str, Any]]()
+        for label in labels:
+            if (left_s := until - time.monotonic()) <= 0:
+                raise ToolTimeout
+            rest = replace(context, timeout_s=left_s)
+            result = create_tool(self.servers[label]).call(LIST_TOOLS, {}, rest)
+            lists[label] = {"tools": result.fields.get("tools", [])}
+            if result.is_error:
+                lists[label]["error"] = result.output
+        return lists
