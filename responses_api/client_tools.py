@@ -189,11 +189,12 @@ delete_file: no diff.""",
 class DeferredTool:
     """What the model is not shown until a search has loaded it: a tool, or those of a namespace.
 
-    ``param`` is its path in the request, for errors.
+    ``param`` is its path in the request, for errors; ``count`` is the number of functions.
     """
 
     param: str
     tool: FunctionTool | CustomTool | NamespaceTool
+    count: int = 1
 
     @property
     def line(self) -> str:
@@ -261,17 +262,21 @@ class OfferedTools:
         """Offer a tool once; ``make`` gets its name. Raise InvalidRequestError for too many."""
         if route in self.names:
             return
-        if len(self.routes) >= MAX_FUNCTIONS:
+        self.require_room(1)
+        name = route.usual_name
+        if name in self.routes:
+            name = route.distinct_name(name)
+        self.routes[name], self.names[route], self.functions[name] = route, name, make(name)
+
+    def require_room(self, more: int) -> None:
+        """Raise InvalidRequestError if there are too many functions with so many more."""
+        if len(self.routes) + more > MAX_FUNCTIONS:
             raise InvalidRequestError(
                 f"Invalid '{self.param}': with it there are more than {MAX_FUNCTIONS} functions, "
                 "those in namespaces and in items included.",
                 param=self.param,
                 code="array_above_max_length",
             )
-        name = route.usual_name
-        if name in self.routes:
-            name = route.distinct_name(name)
-        self.routes[name], self.names[route], self.functions[name] = route, name, make(name)
 
     def add_function(self, route: Route, function: request.Tool) -> None:
         """Offer a function as it is, but for its name (see ``add``)."""
@@ -393,6 +398,7 @@ def _offer_search(
     """Offer the search that the site runs, or that of the client; then the site runs none."""
     if offered.is_hosted:
         offered.param, search = searches[0]
+        offered.require_room(sum(one.count for one in offered.deferred))
         site_tool = site_tool_named(search.type)
         if site_tool and (options := site_tool.offer(search, offered, project_id)) is not None:
             offered.site_tools.append(options)
@@ -456,9 +462,10 @@ def _offer_callable(
     ``where`` is the path of the tool. The description of a namespace stands before that of its
     first function.
     """
-    hidden = [] if is_loaded else [one for one in _callables(tool) if one.defer_loading]
+    callables = list(tool.tools) if isinstance(tool, NamespaceTool) else [tool]
+    hidden = [] if is_loaded else [one for one in callables if one.defer_loading]
     if hidden:
-        offered.deferred.append(DeferredTool(where, tool))
+        offered.deferred.append(DeferredTool(where, tool, len(hidden)))
     if isinstance(tool, NamespaceTool):
         note = tool.description
         for number, inner in enumerate(tool.tools):
@@ -469,10 +476,6 @@ def _offer_callable(
     elif not hidden and _may_call(tool):
         is_named = offered.is_hosted and tool.defer_loading and isinstance(tool, FunctionTool)
         _offer_function(offered, tool, where, tool.name if is_named else None, None)
-
-
-def _callables(tool: FunctionTool | CustomTool | NamespaceTool) -> list[FunctionTool | CustomTool]:
-    return list(tool.tools) if isinstance(tool, NamespaceTool) else [tool]
 
 
 def _may_call(tool: FunctionTool | CustomTool | TypedTool) -> bool:

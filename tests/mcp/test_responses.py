@@ -450,8 +450,7 @@ def test_host_that_is_not_allowed_is_refused_by_name(site: McpSite) -> None:
 
 
 def test_a_deferred_server_is_asked_when_a_search_loads_it(site: McpSite) -> None:
-    described = {"server_description": "Sums", "defer_loading": True}
-    working = site.tool(**described)
+    working = site.tool(server_description="Sums", defer_loading=True)
     broken = site.tool("nothing", server_label="broken", defer_loading=True)
     tools = [{"type": "tool_search"}, working, broken]
     search = {"calls": [["tool_search", {"paths": ["test", "broken"]}]]}

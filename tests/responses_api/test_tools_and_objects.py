@@ -208,6 +208,13 @@ def test_deferred_tools_are_hidden_where_something_searches() -> None:
     found = [{"type": "tool_search_output", "tools": [deferred]}]
     assert [t.name for t in offered(deferred, client, items=found).tools] == ["f", "tool_search"]
     assert [t.name for t in offered(deferred, hosted, items=found).tools] == ["f"]
+    many = {
+        "type": "namespace",
+        "name": "n",
+        "tools": [{**deferred, "name": f"f{n}"} for n in range(1025)],
+    }
+    with pytest.raises(InvalidRequestError, match="more than 1024 functions"):
+        offered(many, hosted)
 
 
 @pytest.mark.parametrize("n", [None, 1])

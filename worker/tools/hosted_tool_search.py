@@ -39,7 +39,8 @@ class ToolSearch:
     def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolResult:
         """Load the names in the argument ``paths`` (see ``SiteTool.call``)."""
         given = arguments.get("paths")
-        wanted = dict.fromkeys(map(str, given if isinstance(given, list) else [given or ""]))
+        paths = given if isinstance(given, list) else [given] if given else []
+        wanted = dict.fromkeys(map(str, paths))
         unknown = [one for one in wanted if one not in self.names]
         lists = self._lists([one for one in wanted if one in self.servers], context)
         errors = {label: one["error"] for label, one in lists.items() if "error" in one}
@@ -47,8 +48,11 @@ class ToolSearch:
         lines = list[str]()
         if loaded:
             lines.append(f"Loaded: {', '.join(loaded)}. These functions can be called now.")
-        if unknown:
-            lines.append(f"Not found: {', '.join(unknown)}. There is: {', '.join(self.names)}.")
+        if unknown or not wanted:
+            missing = (
+                f"Not found: {', '.join(unknown)}" if unknown else "Nothing was named in 'paths'"
+            )
+            lines.append(f"{missing}. There is: {', '.join(self.names)}.")
         lines += [f"Not loaded: {label}: {error}" for label, error in errors.items()]
         return ToolResult("\n".join(lines), {"names": loaded, "lists": lists})
 
