@@ -31,6 +31,8 @@ from responses_api.wire.objects import (
 from responses_api.wire.tools import CustomTool, FunctionTool, NamespaceTool, TypedTool, tool_object
 
 _NAME = "tool_search"
+_MOST_AT_ONCE = 8
+"""Names in one call: a small model that is forced to call would go on with the same ones."""
 _DESCRIPTION = (
     "Loads functions by the names below; they can be called from then on. Load those that the task "
     "needs before you say that something cannot be done. It can load:"
@@ -68,6 +70,7 @@ class HostedToolSearch(SiteToolType):
                     "type": "array",
                     "items": {"type": "string", "enum": names},
                     "minItems": 1,
+                    "maxItems": min(len(names), _MOST_AT_ONCE),
                 }
             },
             "required": ["paths"],
