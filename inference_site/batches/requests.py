@@ -161,7 +161,8 @@ def validate(batch: Batch) -> Iterator[None]:
     """Check and store all lines of a batch; each step does a part of the work.
 
     The batch is ``in_progress`` or ``failed`` after the last step. If the process dies in between,
-    or a FileStorageError is raised because the storage is away, it stays ``validating``, and the next validation begins again.
+    or a FileStorageError is raised, but for a file that is missing, it stays ``validating``, and
+    the next validation begins again.
     """
     caller = caller_of_key(batch.api_key_id)
     if caller is None:

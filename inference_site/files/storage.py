@@ -124,7 +124,7 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
             with release_connection_after():
                 is_deleted = not StoredFile.objects.ready().filter(pk=file.pk).exists()
             if not is_deleted and isinstance(exc, FileNotFoundError):
-                logger.error("the content of file %s is missing: %s", file, exc)  # noqa: TRY400
+                logger.error("the content of file %s is missing: %s", file, exc)
                 raise ContentMissing from exc
             if not is_deleted:
                 raise
