@@ -33,7 +33,7 @@ class FileDeleted(NotFoundError):
 
 
 class ContentMissing(FileStorageError):
-    """The storage has a part of the file only, or nothing of it."""
+    """The content of the file is missing."""
 
 
 UNAVAILABLE = (FileStorageError, FileDeleted)
