@@ -425,7 +425,7 @@ def to_completion_request(body: CompletionRequest, model: ResolvedModel) -> Gene
     """
     require_stream_for_options(body.stream_options, body.stream)
     require_endpoint(model, "completions")
-    prompts = to_prompts(body.prompt)
+    prompts = to_prompts(body.prompt or "")  # Null begins a new document.
     _refuse_contradictions(body, prompts)
     require_fields(model, "completions", body)
     request = replace(

@@ -213,7 +213,7 @@ def narrow(offered: OfferedTools, choice: Any) -> None:
     kept = list[FirstCall]()
     for call in offered.first_calls:
         label = call.route.namespace
-        names = [one.get("name") for one in named if one.get("server_label") == label]
+        names = [one.get("name") for one in named if one.get("server_label") in (None, label)]
         if call.route.type != TYPE.type or call.route.name != LIST_TOOLS:
             kept.append(call)
         elif names:

@@ -18,6 +18,7 @@ from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
 from completions.anthropic.server_tools import unseal_result
+from completions.anthropic.tool_changes import client_tools
 from inference_site.core.domain.request import (
     GenerationRequest,
     Message,
@@ -225,7 +226,7 @@ def to_chat(
 
 def ignored_tools(body: wire.Prompt) -> list[str]:
     """Return the types of tools that would run at Anthropic; the model is not shown them."""
-    return [f"tools[].{tool.type}" for tool in _client_tools(body) if _schema_of(tool) is None]
+    return [f"tools[].{tool.type}" for _, tool in client_tools(body) if _schema_of(tool) is None]
 
 
 def unused_thinking(body: wire.Prompt, chat: Body) -> list[str]:
@@ -243,12 +244,8 @@ def long_names(body: wire.MessagesRequest) -> dict[str, str]:
 
     The model calls a tool by the shorter name.
     """
-    names = {short_name(tool.name): tool.name for tool in _client_tools(body)}
+    names = {short_name(tool.name): tool.name for _, tool in client_tools(body)}
     return {called: name for called, name in names.items() if called != name}
-
-
-def _client_tools(body: wire.Prompt) -> Iterator[wire.RequestTool]:
-    return (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
 
 
 def _messages(given: Sequence[wire.RequestMessage], history: History) -> Iterator[Placed]:
@@ -440,8 +437,8 @@ def _site_result(
 def _user(message: wire.RequestMessage, where: str) -> Iterator[Placed]:
     """Yield the results of tools, and then what else a message of the user has."""
     if message.role == "system":
-        text = _REMINDER.format(_all_text(message.content))
-        yield Placed(where, role="user", content=[_text(text, where)])
+        if text := _all_text(message.content):  # It may consist of changes of tools only.
+            yield Placed(where, role="user", content=[_text(_REMINDER.format(text), where)])
         return
     if isinstance(message.content, str):
         yield Placed(where, role="user", content=[_text(message.content, where)])
@@ -540,10 +537,10 @@ def _all_text(content: str | Sequence[Any]) -> str:
 
 def _tools(body: wire.Prompt, functions: Iterable[Tool]) -> Body:
     tools: list[Body] = []
-    for position, tool in enumerate(body.tools or ()):
-        if not isinstance(tool, wire.RequestTool) or (schema := _schema_of(tool)) is None:
+    for path, tool in client_tools(body):
+        if (schema := _schema_of(tool)) is None:
             continue
-        where = f"tools.{position}.input_schema" if tool.input_schema else f"tools.{position}"
+        where = f"{path}.input_schema" if tool.input_schema else path
         function = _function(where, short_name(tool.name), *schema)
         if tool.strict is not None:
             function["function"]["strict"] = tool.strict

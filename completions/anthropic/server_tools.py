@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from completions.anthropic import wire
+from completions.anthropic.tool_changes import defined_tools
 from inference_site.core.domain.request import Tool, distinct_name, function_name, short_name
 from inference_site.core.domain.site_tools import WebResult
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -91,8 +92,9 @@ class ServerTools:
 
 def server_tools(body: wire.Prompt, project_id: int) -> ServerTools:
     """Return the tools of a request. Raise InvalidRequestError for what may not be used."""
-    clients = (tool for tool in body.tools or () if isinstance(tool, wire.RequestTool))
-    offered = ServerTools(taken=frozenset(short_name(tool.name) for tool in clients))
+    clients = {tool.name for tool in body.tools or () if isinstance(tool, wire.RequestTool)}
+    names = clients | defined_tools(body).keys()
+    offered = ServerTools(taken=frozenset(short_name(name) for name in names))
     toolsets: dict[str, tuple[int, wire.McpToolset]] = {}
     for position, tool in enumerate(body.tools or ()):
         param = f"tools.{position}"

@@ -158,6 +158,34 @@ class ToolReferenceBlock(_Block):
     tool_name: str
 
 
+class ToolReference(WireRequest):
+    """``tool`` of type ``tool_reference``: a tool of the request, or one that a message defines."""
+
+    type: Literal["tool_reference"]
+    name: ToolName
+
+
+class ToolDefinition(WireRequest):
+    """``tool`` of type ``tool_definition``: a tool that is not among ``tools``."""
+
+    type: Literal["tool_definition"]
+    definition: RequestTool
+
+
+class ToolAdditionBlock(_Block):
+    """A block of type ``tool_addition``: from there on, the model may call the tool."""
+
+    type: Literal["tool_addition"]
+    tool: Annotated[ToolReference | ToolDefinition, Field(discriminator="type")]
+
+
+class ToolRemovalBlock(_Block):
+    """A block of type ``tool_removal``: from there on, the model may not call the tool."""
+
+    type: Literal["tool_removal"]
+    tool: ToolReference
+
+
 class ForeignBlock(_Block):
     """A block of what only Anthropic runs or makes. The model is not shown it."""
 
@@ -297,6 +325,8 @@ RequestBlock = Annotated[
     | McpToolListingBlock
     | ThinkingBlock
     | RedactedThinkingBlock
+    | ToolAdditionBlock
+    | ToolRemovalBlock
     | ForeignBlock,
     Field(discriminator="type"),
 ]

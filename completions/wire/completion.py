@@ -106,7 +106,7 @@ class CompletionRequest(ConstraintFields, SamplingFields, TokenReportFields):
     """The body of ``POST /v1/completions``."""
 
     model: str
-    prompt: Prompt
+    prompt: Prompt | None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=8)] | None = None
     best_of: Annotated[int, Field(ge=1, le=8)] | None = None

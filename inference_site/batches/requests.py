@@ -161,7 +161,8 @@ def validate(batch: Batch) -> Iterator[None]:
     """Check and store all lines of a batch; each step does a part of the work.
 
     The batch is ``in_progress`` or ``failed`` after the last step. If the process dies in between,
-    or a FileStorageError is raised, it stays ``validating``, and the next validation begins again.
+    or a FileStorageError is raised, but for a file that is missing, it stays ``validating``, and
+    the next validation begins again.
     """
     caller = caller_of_key(batch.api_key_id)
     if caller is None:
@@ -186,6 +187,14 @@ def validate(batch: Batch) -> Iterator[None]:
                 yield
     except NotFoundError as exc:
         _fail(batch, [_error(exc, None, "input_file_not_found")])
+        return
+    except storage.ContentMissing:
+        missing = InvalidRequestError(
+            f"The content of the input file '{batch.input_file_id}' is missing.",
+            param="input_file_id",
+            code="input_file_not_found",
+        )
+        _fail(batch, [_error(missing, None)])
         return
     BatchLine.objects.bulk_create(some)
     if not checked.total and not checked.errors:

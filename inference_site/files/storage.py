@@ -32,6 +32,10 @@ class FileDeleted(NotFoundError):
     """The file was deleted after its row had been read."""
 
 
+class ContentMissing(FileStorageError):
+    """The content of the file is missing."""
+
+
 UNAVAILABLE = (FileStorageError, FileDeleted)
 """What ``read`` raises, for a worker, which knows no errors of the API."""
 
@@ -106,7 +110,8 @@ def _erase(file: StoredFile) -> None:
 def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[bytes]:
     """Yield the bytes from ``start`` to before ``end``. Opens the content at the first ``next``.
 
-    Raise FileStorageError if it cannot be read, FileDeleted if it was deleted meanwhile.
+    Raise FileStorageError if it cannot be read, ContentMissing if it is not there, and FileDeleted
+    if it was deleted meanwhile.
     """
     end = file.size_bytes if end is None else end
     left = end - start
@@ -117,11 +122,15 @@ def read(file: StoredFile, start: int = 0, end: int | None = None) -> Iterator[b
                 yield chunk
         except Exception as exc:
             with release_connection_after():
-                if StoredFile.objects.ready().filter(pk=file.pk).exists():
-                    raise
+                is_deleted = not StoredFile.objects.ready().filter(pk=file.pk).exists()
+            if not is_deleted and isinstance(exc, FileNotFoundError):
+                logger.error("the content of file %s is missing: %s", file, exc)
+                raise ContentMissing from exc
+            if not is_deleted:
+                raise
             raise FileDeleted(f"No such File object: {file.public_id}", param="id") from exc
     if left > 0:
-        raise FileStorageError("A part of the file is missing.")
+        raise ContentMissing("A part of the file is missing.")
 
 
 def _chunks(key: str, start: int, end: int) -> Iterator[bytes]:

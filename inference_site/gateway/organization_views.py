@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from django.conf import settings
 from django.contrib.admin.models import ADDITION, CHANGE
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 from pydantic import AfterValidator, Field
 from rest_framework.request import Request
@@ -32,7 +32,7 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import Page, PageQuery, list_object, parse_page
-from inference_site.gateway.api.payload import WireObject, WireRequest
+from inference_site.gateway.api.payload import WireObject, WireRequest, parse_query
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.idempotency.requests import AnswerWithSecret
@@ -97,6 +97,14 @@ class ProjectsQuery(PageQuery):
     """Query parameters of the list of projects."""
 
     include_archived: bool = Field(False, description="Whether archived projects are listed too.")
+
+
+class KeysQuery(PageQuery):
+    """Query parameters of the list of keys."""
+
+    owner_project_access: Literal["active", "inactive", "any"] = Field(
+        "any", description="Only keys that are valid, or that are not."
+    )
 
 
 class ProjectObject(WireObject):
@@ -388,10 +396,11 @@ class ServiceAccountView(OrganizationView):
 class ProjectKeysView(OrganizationView):
     """``/v1/organization/projects/{project_id}/api_keys``."""
 
-    @documented(answer=ListObject[ProjectKey], query=PageQuery)
+    @documented(answer=ListObject[ProjectKey], query=KeysQuery)
     def get(self, request: Request, project_id: str) -> Response:
         """List the keys of a project that are not revoked."""
-        page, keys = _page_of_keys(request, project_id)
+        access = parse_query(KeysQuery, request.query_params.dict()).owner_project_access
+        page, keys = _page_of_keys(request, project_id, access)
         return Response(list_object([entry.model_dump() for entry in _keys_shown(keys)], page))
 
 
@@ -419,10 +428,16 @@ class ProjectKeyView(OrganizationView):
         return Response(DeletedProjectKey(id=key_id).model_dump())
 
 
-def _page_of_keys(request: Request, project_id: str) -> tuple[Page, Sequence[ApiKey]]:
-    """Return a page of the keys of a project, the oldest first."""
+def _page_of_keys(
+    request: Request, project_id: str, access: str = "any"
+) -> tuple[Page, Sequence[ApiKey]]:
+    """Return a page of the keys of a project, the oldest first; ``access``: see KeysQuery."""
     page = parse_page(request.query_params, "asc")
     rows = _keys(_find_project(project_id))
+    if access != "any":
+        is_valid = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+        is_valid &= Q(project__is_active=True) & (Q(owner=None) | Q(owner__is_active=True))
+        rows = rows.filter(is_valid if access == "active" else ~is_valid)
     return page, list(page.rows_of(rows, "pk", _after(page, "api_key_id")))
 
 

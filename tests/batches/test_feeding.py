@@ -99,6 +99,18 @@ def test_a_batch_whose_model_no_worker_serves_waits_with_a_line_in_the_log(
     assert "No worker serves the model `demo`" in record.getMessage()
 
 
+def test_a_batch_whose_input_file_has_lost_its_content_fails(api_key: Key, folder: Path) -> None:
+    """It was ``validating`` until it expired, with a traceback in the log every 15 s."""
+    batch = new_batch(api_key[0])
+    next(iter(folder.rglob(batch.input_file_id))).unlink()
+    Feeder().prepare()
+    batch.refresh_from_db()
+    assert batch.status == BatchStatus.FAILED
+    [error] = batch.errors
+    assert (error["code"], error["param"]) == ("input_file_not_found", "input_file_id")
+    assert batch.input_file_id in error["message"]
+
+
 def batch_of_messages(key: ApiKey, *models: str) -> Batch:
     """Return a batch in progress with a line for each of these models."""
     batch = Batch.objects.create(

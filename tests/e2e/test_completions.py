@@ -61,6 +61,12 @@ def test_prompt_may_be_token_ids(client: openai.OpenAI) -> None:
     assert [choice.index for choice in lists.choices] == [0, 1]
 
 
+def test_prompt_of_null_begins_a_new_document(client: openai.OpenAI) -> None:
+    completion = complete(client, None)
+    assert completion.choices[0].text == complete(client, "").choices[0].text
+    assert completion.usage.prompt_tokens == 1  # The token that begins a text.
+
+
 def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
     plain = complete(client).choices[0].text
     assert complete(client, echo=True).choices[0].text == PROMPT + plain

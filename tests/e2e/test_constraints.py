@@ -229,8 +229,14 @@ def test_schema_that_completions_cannot_be_bound_to_is_refused(client: openai.Op
         {"$id": "https://example.com/thing", "properties": {
             "colour": {"$ref": "#/$defs/colour"}, "size": SCHEMA["properties"]["size"]
         }, "$defs": {"colour": SCHEMA["properties"]["colour"]}},
+        {"properties": {
+            name: {"$id": f"The {name}", **part} for name, part in SCHEMA["properties"].items()
+        }},
     ],
-    ids=["name with a space", "dialect over https", "newest dialect", "name beside references"],
+    ids=[
+        "name with a space", "dialect over https", "newest dialect", "name beside references",
+        "names of parts",
+    ],
 )  # fmt: skip
 def test_name_of_a_schema_and_of_its_dialect_change_nothing(
     client: openai.OpenAI, named: dict[str, Any]

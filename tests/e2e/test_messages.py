@@ -547,6 +547,29 @@ def test_failed_results_images_and_found_tools_are_shown_to_the_model(
     )
 
 
+def test_messages_add_and_remove_tools(claude: anthropic.Anthropic, odd: UpstreamServer) -> None:
+    """The blocks of anthropic 2.14; the model sees the tools that are in force at the end."""
+    weather = {"type": "tool_reference", "name": "get_weather"}
+    removal, addition = (
+        {"type": f"tool_{change}", "tool": weather} for change in ("removal", "addition")
+    )
+    other = {"type": "tool_definition", "definition": {**WEATHER, "name": "other"}}
+    defined = {"type": "tool_addition", "tool": other}
+
+    def shown(*changes: Any) -> list[str]:
+        said: Any = [*HELLO, *({"role": "system", "content": [change]} for change in changes)]
+        claude.messages.create(model="odd", max_tokens=9, messages=said, tools=[WEATHER])  # type: ignore[list-item]  # It is a tool.
+        assert odd.body["messages"][-1]["content"] == HELLO[0]["content"]
+        return [tool["function"]["name"] for tool in odd.body.get("tools", ())]
+
+    assert shown(removal) == []
+    assert shown(removal, defined) == ["other"]
+    assert shown(removal, defined, addition) == ["get_weather", "other"]
+    unknown = {"type": "tool_removal", "tool": {**weather, "name": "nothing"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.1\.content\.0\.tool\.name"):
+        shown(unknown)
+
+
 def test_strict_tools_and_single_calls_are_asked_of_the_server(
     claude: anthropic.Anthropic, odd: UpstreamServer
 ) -> None:

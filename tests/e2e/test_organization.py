@@ -66,6 +66,23 @@ def test_a_script_makes_a_project_and_a_key_that_works_until_it_is_deleted(
     wait_until(is_refused)
 
 
+def test_keys_are_listed_by_whether_they_are_valid(organization: Any) -> None:
+    """The filter was ignored: a script that deletes inactive keys got all of them."""
+    project = organization.projects.create(name="some keys")
+    made = organization.projects.service_accounts.create(project.id, name="job")
+
+    def listed(access: str) -> list[str]:
+        keys = organization.projects.api_keys.list(project.id, owner_project_access=access)
+        return [key.id for key in keys]
+
+    assert (listed("active"), listed("inactive"), listed("any")) == ([made.id], [], [made.id])
+    organization.projects.archive(project.id)
+    assert (listed("active"), listed("inactive"), listed("any")) == ([], [made.id], [made.id])
+    with pytest.raises(openai.BadRequestError) as refused:
+        listed("some")
+    assert refused.value.param == "owner_project_access"
+
+
 def test_projects_are_listed_renamed_and_archived(organization: Any) -> None:
     first, second = (organization.projects.create(name=f"list {n}") for n in range(2))
     names = [project.name for project in organization.projects.list(limit=1)]

@@ -423,12 +423,19 @@ def register(site: McpSite, label: str, path: str) -> dict[str, Any]:
     return {"type": "mcp", "server_label": label, "require_approval": "never"}
 
 
+def allowed(tool: dict[str, Any]) -> dict[str, Any]:
+    """A ``tool_choice`` that lets the model call this tool only."""
+    return {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
+
+
 @pytest.mark.parametrize(
     ("choice", "listed", "names"),
     [
         ("none", False, None),
         ("required", True, {"test__add", "test__fail"}),
         ({"type": "mcp", "server_label": "test", "name": "add"}, True, {"test__add"}),
+        (allowed({"type": "mcp", "server_label": "test", "name": "add"}), True, {"test__add"}),
+        (allowed({"type": "mcp"}), True, {"test__add", "test__fail"}),
     ],
 )
 def test_tool_choice_is_for_tools_that_are_not_listed_yet_too(

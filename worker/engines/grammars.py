@@ -36,6 +36,8 @@ _MAX_CHOICES = 1_000
 references on its own: its server stands still for 2**40 of them, and one that leads back to itself
 ends its process."""
 _CHOICES = ("allOf", "anyOf", "oneOf")
+_NOT_IN_URI = re.compile(r"[^A-Za-z0-9:/?#\[\]@!$&'()*+,;=._~%-]")
+_VALUES = ("const", "default", "enum", "examples")
 _DIALECT = re.compile(
     r"http://json-schema\.org/draft-0[3467]/schema#?"
     r"|https://json-schema\.org/draft/20(?:19-09|20-12)/schema#?"
@@ -89,16 +91,32 @@ def lenient_schema(schema: str) -> str:
 def unnamed_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema without a ``$schema`` that llguidance does not know, and without its name.
 
-    llguidance refuses a name with spaces, and the references of a named schema that is a part of
-    another one. A schema whose references use names keeps its own.
+    llguidance refuses a name that is no URI, also that of a part, and the references of a named
+    schema that is a part of another one. A schema whose references use names keeps its own.
     """
-    unnamed = dict(schema)
+    unnamed: dict[str, Any] = _without_titles(schema)
     if not _DIALECT.fullmatch(str(schema.get("$schema"))):
         unnamed.pop("$schema", None)
     references = (inner.get("$ref") for inner in objects_in(schema))
     if all(str(reference or "#").startswith("#") for reference in references):
         unnamed.pop("$id", None)
     return unnamed
+
+
+def _without_titles(schema: Any) -> Any:
+    """Return the schema without each ``$id`` that is no URI, which no reference can name.
+
+    Objects that are values, not schemas, stay as they are.
+    """
+    if isinstance(schema, list):
+        return [_without_titles(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: part if key in _VALUES else _without_titles(part)
+        for key, part in schema.items()
+        if key != "$id" or not isinstance(part, str) or not _NOT_IN_URI.search(part)
+    }
 
 
 def check_schemas(schemas: Any, param: str) -> None:

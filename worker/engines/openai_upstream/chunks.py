@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 DONE = b"[DONE]"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_IGNORED = (b":", b"event:", b"id:", b"retry:")
+_IGNORED = (b":", b"id:", b"retry:")
 _MAX_LOGGED = 200
 _MAX_LINE_BYTES = 16 * 2**20
 _MAX_CHARACTERS = 32 * 2**20
@@ -56,6 +56,7 @@ class EventLines:
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._is_error = False  # Whether the event that is read has the name ``error``.
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the data of the events that are complete. Raise NoEventStream."""
@@ -70,14 +71,25 @@ class EventLines:
             line = each.removeprefix(_BYTE_ORDER_MARK)
             if line.startswith(b"data:"):
                 if event := line[5:].strip():  # Some gateways keep a connection alive without data.
-                    yield event
+                    yield _error_event(event) if self._is_error else event
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
             elif not line or line.isspace():
-                continue
+                self._is_error = False
             elif line.startswith(b"error:"):
                 yield b'{"error":' + line[6:] + b"}"
             elif not line.startswith(_IGNORED):
                 logger.warning("a line of a model's server is no event: %r", line[:_MAX_LOGGED])
                 raise NoEventStream("it is no stream of events")
+
+
+def _error_event(data: bytes) -> bytes:
+    """Return the data of an event ``error`` with the key ``error``, which it may lack."""
+    try:
+        told = _read_json(data)
+    except ValueError:
+        return data
+    return data if isinstance(told, dict) and told.get("error") else b'{"error":' + data + b"}"
 
 
 def _read_json(text: bytes) -> Any:

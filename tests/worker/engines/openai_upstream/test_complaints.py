@@ -302,6 +302,8 @@ def test_a_long_error_page_is_cut(server: UpstreamServer, engine: Engine) -> Non
         ({"object": "error", "message": "Boom.", "code": 50001}, GenerationFailed),
         (b'error: {"message": "Boom.", "code": 500}\n\n', GenerationFailed),
         (b'event: error\ndata: {"error": {"message": "Boom."}}\n\n', GenerationFailed),
+        (b'event: error\ndata: {"message": "Boom.", "code": 400}\n\n', InvalidRequest),
+        (b'event: error\ndata: "Boom."\n\n', GenerationFailed),
     ],
 )
 @pytest.mark.parametrize("before", [[], [text("a")]], ids=["at once", "later"])
