@@ -208,8 +208,12 @@ def narrow(offered: OfferedTools, choice: Any) -> None:
     if chosen is None:
         return
     named = [one.model_extra or {} for one in chosen if one.type == TYPE.type]
-    for label in {one.get("server_label") for one in named} & offered.deferred_servers.keys():
-        offered.first_calls.append(FirstCall(Route(TYPE.type, LIST_TOOLS, label)))
+    labels = {one.get("server_label") for one in named}
+    offered.first_calls += [
+        FirstCall(Route(TYPE.type, LIST_TOOLS, label))
+        for label in offered.deferred_servers
+        if labels & {label, None}
+    ]
     kept = list[FirstCall]()
     for call in offered.first_calls:
         label = call.route.namespace

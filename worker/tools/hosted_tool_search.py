@@ -12,25 +12,25 @@ from typing import Any
 
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.mcp.access import LIST_TOOLS
-from worker.tools.base import CallContext, ToolTimeout, create_tool
+from worker.tools.base import CallContext, SiteTool, ToolTimeout, create_tool
 
 
 def create(options: Mapping[str, Any]) -> ToolSearch:
     """Return the tool with the options of ``responses_api.tool_search``."""
-    servers = {label: one["options"] for label, one in options["servers"].items()}
+    servers = {label: create_tool(one["options"]) for label, one in options["servers"].items()}
     return ToolSearch(tuple(options["names"]), servers)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSearch:
-    """See ``SiteTool``. ``names`` are those of what is deferred, ``servers`` the options of some.
+    """See ``SiteTool``. ``names`` are those of what is deferred, also of the ``servers``.
 
     The ``fields`` of a result have the ``names`` to load and the ``lists`` of servers, by label:
     ``tools``, and an ``error`` where a server could not be asked.
     """
 
     names: tuple[str, ...]
-    servers: Mapping[str, Mapping[str, Any]]
+    servers: Mapping[str, SiteTool]
 
     def is_idempotent(self, name: str) -> bool:
         """A search changes nothing."""
@@ -64,7 +64,7 @@ class ToolSearch:
             if (left_s := until - time.monotonic()) <= 0:
                 raise ToolTimeout
             rest = replace(context, timeout_s=left_s)
-            result = create_tool(self.servers[label]).call(LIST_TOOLS, {}, rest)
+            result = self.servers[label].call(LIST_TOOLS, {}, rest)
             lists[label] = {"tools": result.fields.get("tools", [])}
             if result.is_error:
                 lists[label]["error"] = result.output

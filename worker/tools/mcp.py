@@ -1,13 +1,14 @@
 """Calls of the tools of MCP servers, and lists of these tools.
 
 A server is one that an operator has registered, or the one that the request names by its URL. The
-SDK behind the client takes 50 MB, so only the first call of a worker imports it.
+SDK behind the client takes 50 MB, so only the first tool of a worker imports it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from importlib import import_module
 from typing import Any
 
 from inference_site.core.domain.site_tools import ToolResult
@@ -32,6 +33,7 @@ servers send a result twice, as text and as an object."""
 
 def create(options: Mapping[str, Any]) -> McpTool:
     """Return the tool with these options, which ``responses_api.mcp`` writes."""
+    import_module("inference_site.mcp.client")  # It takes seconds, which are not those of the call.
     return McpTool(options)
 
 
