@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.clients import CLIENTS, FOLDER, MODEL, SMALL, Client, Site, Steps
-from tests.clients.played_model import play
+from tests.clients.played_model import CONTEXT_LENGTH, play
 from tests.clients.recorded import Recorder
 from tests.real_servers.servers import packaged_file
 from tests.served_stack import ROOT, served_stack
@@ -45,7 +45,7 @@ _MODELS = """
     base_url: {url}
     flavor: vllm
     capabilities: [chat, grammar, tools, vision]
-    context_length: 65536
+    context_length: {context}
     slots: 8
   {small}:
     file: {file}
@@ -74,7 +74,13 @@ def main() -> int:
     server = UpstreamServer()
     server.models, server.answers = [MODEL], [play]
     found: dict[str, Row] = {}
-    models = _MODELS.format(model=MODEL, small=SMALL, url=server.url, file=file.resolve())
+    models = _MODELS.format(
+        model=MODEL,
+        small=SMALL,
+        url=server.url,
+        file=file.resolve(),
+        context=CONTEXT_LENGTH,
+    )
     agent = _AGENT if options.agent_model else ""
     if agent:
         models += _AGENT_MODEL.format(name=agent, file=options.agent_model.resolve(strict=True))

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
+import yaml
 
 from tests.clients.documented import documented, variables_and_command
 from tests.ports import free_port
@@ -32,6 +34,7 @@ _INSTALL_S, _RUN_S, _AGENT_RUN_S = 900, 300, 1800
 _MADE = "made.txt"
 _SAY_DONE = "SAY All done."
 _RESUMED = ("resume", "--last")
+_FILLER = "word " * 20_000  # Three of these do not fit into the context of the played model.
 _QUESTION, _ANSWER = "Which city is the capital of France?", "Paris"
 PICTURE, SEEN = SCRIPTS / "picture.png", "I see 64 x 48."
 
@@ -216,7 +219,7 @@ def _codex_log(folder: Path) -> str:
 
 
 def _claude_code(site: Site, folder: Path) -> Steps:
-    """Run Claude Code: its tools, one of an MCP server, an image that it reads, and a session."""
+    """Run Claude Code: its tools, one of an MCP server, an image, a session and its summary."""
     binary = FOLDER / "claude-code" / "node_modules" / ".bin" / "claude"
     told, claude = site.documented_command("Claude Code", binary)
     env = site.env | told | {"HOME": str(folder), "IS_SANDBOX": "1"}
@@ -248,6 +251,7 @@ def _claude_code(site: Site, folder: Path) -> Steps:
             ),
             "session resumed": lambda: _holds(ask("Go on.", "--continue"), "sunny in Oslo"),
             "image read": lambda: _holds(ask(f"Please.\nCALL Read {read}\nSEE images"), SEEN),
+            "compaction": lambda: _outgrows(ask),
             **_answers(site, lambda: ask(_QUESTION, "--model", site.agent)),
         }
     )
@@ -282,6 +286,137 @@ def _opencode(site: Site, folder: Path) -> Steps:
             **_answers(site, lambda: ask(_QUESTION, "--model", f"site/{site.agent}")),
         }
     )
+
+
+def _qwen_code(site: Site, folder: Path) -> Steps:
+    """Run Qwen Code: a command, a resumed session, and an answer with a schema."""
+    told, qwen = site.documented_command("Qwen Code", _bin("qwen-code", "qwen"))
+    env = {**site.env, **told, "HOME": str(folder)}
+
+    def ask(prompt: str, *flags: str) -> str:
+        command = [*qwen, "--yolo", *flags, "--prompt", prompt]
+        return _sh(command, folder, env, timeout_s=_RUN_S)
+
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    call = 'CALL structured_output {"name": "Ann"}'
+    return _steps(
+        {
+            "command": lambda: _made(
+                folder, ask(_command("run_shell_command", "command", described=True))
+            ),
+            "session resumed": lambda: _holds(ask("Go on.", "--continue"), "The tool said"),
+            "structured output": lambda: _holds(
+                ask(f"Please.\n{call}", "--json-schema", json.dumps(schema)), '"Ann"'
+            ),
+        }
+    )
+
+
+def _cline(site: Site, folder: Path) -> Steps:
+    """Run Cline: a command."""
+    _, auth = site.documented_command("Cline", _bin("cline", "cline"))
+    data = ["--data-dir", str(folder / "data")]
+    env = {**site.env, "HOME": str(folder)}
+    call = json.dumps({"commands": [f"echo made > {_MADE}"]})
+    prompt = f"Please.\nCALL run_commands {call}\n{_SAY_DONE}"
+
+    def command() -> None:
+        _sh([*auth, *data], folder, env, timeout_s=_RUN_S)
+        _made(folder, _sh([auth[0], *data, prompt], folder, env, timeout_s=_RUN_S))
+
+    return _steps({"command": command})
+
+
+def _continue(site: Site, folder: Path) -> Steps:
+    """Run Continue: a command, and a resumed session."""
+    config = folder / "config.yaml"
+    config.write_text(site.documented("Continue"))
+    program = [str(_bin("continue", "cn")), "--config", str(config), "--auto"]
+    env = {**site.env, "HOME": str(folder), "CONTINUE_TELEMETRY_ENABLED": "0"}
+
+    def ask(prompt: str, *flags: str) -> str:
+        return _sh([*program, *flags, "-p", prompt], folder, env, timeout_s=_RUN_S)
+
+    return _steps(
+        {
+            "command": lambda: _made(folder, ask(_command("Bash", "command"))),
+            "session resumed": lambda: _holds(ask("Go on.", "--resume"), "The tool said"),
+        }
+    )
+
+
+def _pi(site: Site, folder: Path) -> Steps:
+    """Run pi with each API: a command, an image that it reads, and the summary of a session."""
+    models = folder / ".pi" / "agent" / "models.json"
+    models.parent.mkdir(parents=True)
+    [provider] = json.loads(site.documented("pi"))["providers"].values()
+    apis = {
+        "chat completions": {"api": "openai-completions"},
+        "responses": {"api": "openai-responses"},
+        "messages": {"api": "anthropic-messages", "baseUrl": site.url},
+    }
+    named = {api.replace(" ", "-"): {**provider, **more} for api, more in apis.items()}
+    models.write_text(json.dumps({"providers": named}))
+    env = {**site.env, "HOME": str(folder), "PI_OFFLINE": "1"}
+    shutil.copy(PICTURE, folder)
+    read = json.dumps({"path": PICTURE.name})
+
+    def ask(api: str, prompt: str, *flags: str) -> str:
+        program = [str(_bin("pi", "pi")), "--provider", api.replace(" ", "-"), "--model", MODEL]
+        return _sh([*program, *flags, "-p"], folder, env, prompt, timeout_s=_RUN_S)
+
+    def works(api: str) -> None:
+        call = json.dumps({"command": f"echo made > {_MADE}"})
+        said = ask(api, f"Please.\nCALL bash {call}\nCALL read {read}\nSEE images")
+        _holds(said, SEEN)
+        (folder / _MADE).unlink()
+
+    steps: dict[str, Callable[[], None]] = {}
+    for api in apis:
+        steps[f"{api}: command, image read"] = partial(works, api)
+        steps[f"{api}: compaction"] = partial(_outgrows, partial(ask, api))
+    return _steps(steps)
+
+
+def _gptme(site: Site, folder: Path) -> Steps:
+    """Run gptme: a command."""
+    told, command = site.documented_command("gptme", FOLDER / "gptme" / "bin" / "gptme")
+    command += ["--non-interactive", "--no-confirm", "--tool-format", "tool"]
+    env = {**site.env, **told, "HOME": str(folder)}
+    prompt = f"{_command('shell', 'command')}\nCALL complete"
+    return _steps(
+        {"command": lambda: _made(folder, _sh([*command, prompt], folder, env, timeout_s=_RUN_S))}
+    )
+
+
+def _promptfoo(site: Site, folder: Path) -> Steps:
+    """Run promptfoo: one case on each API, graded by a model."""
+    rubric = 'SAY {"reason": "fine", "pass": true, "score": 1}'
+    asserts = [
+        {"type": "equals", "value": "All done."},
+        {"type": "llm-rubric", "value": rubric},
+    ]
+    config = yaml.safe_load(site.documented("promptfoo")) | {
+        "prompts": [_SAY_DONE],
+        "tests": [{"assert": asserts}],
+    }
+    (folder / "promptfooconfig.yaml").write_text(json.dumps(config))
+    command = [str(_bin("promptfoo", "promptfoo")), "eval", "--no-cache", "--no-table"]
+    env = {**site.env, "HOME": str(folder), "PROMPTFOO_DISABLE_TELEMETRY": "1"}
+    env |= {"PROMPTFOO_DISABLE_UPDATE": "1", "PROMPTFOO_DISABLE_REMOTE_GENERATION": "1"}
+    report = folder / "report.json"
+
+    def evaluate() -> None:
+        _sh([*command, "--output", str(report)], folder, env, timeout_s=_RUN_S)
+        stats = json.loads(report.read_text())["results"]["stats"]
+        assert (stats["successes"], stats["failures"], stats["errors"]) == (3, 0, 0), stats
+
+    return _steps({"cases with a judge": evaluate})
+
+
+def _bin(client: str, name: str) -> Path:
+    """The command of a client from npm."""
+    return FOLDER / client / "node_modules" / ".bin" / name
 
 
 def _aider(site: Site, folder: Path) -> Steps:
@@ -423,6 +558,13 @@ def _weather(tool: str, wait: dict[str, str]) -> str:
     return f'Please.\nCALL {tool} {json.dumps(wait)}\nCALL get_weather {{"city": "Oslo"}}'
 
 
+def _outgrows(ask: Callable[..., str]) -> None:
+    """Go on with a session until its prompt is refused, and the agent asks for a summary of it."""
+    ask(f"SAY One.\n{_FILLER}")
+    ask(f"SAY Two.\n{_FILLER}", "--continue")
+    _holds(ask(f"SAY Three.\n{_FILLER}", "--continue"), "Three.")
+
+
 def _made(folder: Path, said: str, name: str = _MADE) -> None:
     """Raise AssertionError if the agent has not made the file and said that it is done."""
     assert (folder / name).exists(), said[-300:]
@@ -498,6 +640,18 @@ CLIENTS = (
         is_recorded=True,
     ),
     Client("opencode", "npm", ("opencode-ai",), "chat completions", _opencode, is_recorded=True),
+    Client(
+        "qwen-code",
+        "npm",
+        ("@qwen-code/qwen-code",),
+        "chat completions",
+        _qwen_code,
+        is_recorded=True,
+    ),
+    Client("cline", "npm", ("cline",), "chat completions", _cline, is_recorded=True),
+    Client("continue", "npm", ("@continuedev/cli",), "chat completions", _continue),
+    Client("pi", "npm", ("@mariozechner/pi-coding-agent",), _ALL_THREE, _pi),
+    Client("gptme", "PyPI", ("gptme",), "chat completions", _gptme),
     Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider, is_recorded=True),
     Client("llm", "PyPI", ("llm",), "chat completions", _llm),
     Client(
@@ -551,12 +705,30 @@ CLIENTS = (
     Client(
         "mastra", "npm", ("@mastra/core", "zod"), "chat completions", _script("mastra_agents.mjs")
     ),
+    Client(
+        "semantic-kernel", "PyPI", ("semantic-kernel",), _BOTH, _script("semantic_kernel_agents.py")
+    ),
+    Client(
+        "browser-use",
+        "PyPI",
+        ("browser-use",),
+        "chat completions, messages",
+        _script("browser_use_models.py"),
+    ),
     Client("crewai", "PyPI", ("crewai",), "chat completions", _script("crewai_agents.py")),
     Client(
         "litellm", "PyPI", ("litellm",), f"{_ALL_THREE}, completions", _script("litellm_sdk.py")
     ),
     Client("ollama-python", "PyPI", ("ollama",), "Ollama", _script("ollama_python.py")),
     Client("ollama-js", "npm", ("ollama",), "Ollama", _script("ollama_js.mjs")),
+    Client(
+        "inspect-ai",
+        "PyPI",
+        ("inspect-ai", "openai", "anthropic"),
+        _ALL_THREE,
+        _script("inspect_tasks.py"),
+    ),
+    Client("promptfoo", "npm", ("promptfoo",), _ALL_THREE, _promptfoo),
     Client("lm-eval", "PyPI", ("lm-eval[api]",), "completions", _lm_eval),
     Client("open-webui", "PyPI", ("open-webui",), "chat completions", _open_webui),
     Client("guidellm", "PyPI", ("guidellm",), "chat completions", _guidellm),

@@ -6,7 +6,8 @@ The newest user message with such lines is the script, one line for each turn of
     SAY The answer, or {"a": "JSON"}      a text; one in quotes is JSON
     SEE images                            the sizes of all images of the request
 
-After the last line the model repeats the result of its last call, or says ``GREETING``.
+After the last line the model repeats the result of its last call, or says ``GREETING``. A prompt
+that is longer than its context is refused in the words of vLLM.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from PIL import Image
 from tests.upstream_server import Talk
 
 GREETING = "Hello from the model."
+CONTEXT_LENGTH, _TOKEN_CHARACTERS = 65_536, 4
 _LINE = re.compile(r"^\s*(CALL|SAY|SEE) (.+?)\s*$", re.MULTILINE)
 
 Body = dict[str, Any]
@@ -30,6 +32,14 @@ Body = dict[str, Any]
 
 def play(talk: Talk) -> None:
     """Answer a chat completion."""
+    tokens = len(json.dumps(talk.body["messages"])) // _TOKEN_CHARACTERS
+    if tokens > CONTEXT_LENGTH:
+        said = f"This model's maximum context length is {CONTEXT_LENGTH} tokens. However, your "
+        said += (
+            f"request has {tokens} input tokens. Please reduce the length of the input messages."
+        )
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": None}})
+        return
     message = _turn(talk.body)
     finish = "tool_calls" if "tool_calls" in message else "stop"
     usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}

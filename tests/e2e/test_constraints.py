@@ -130,6 +130,15 @@ GUIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"structured_outputs": {"regex": "[xy]{4}"}}, "[xy]{4}"),
     ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
     ({"structured_outputs": {"grammar": "root ::= [0-9]"}}, r"\d"),
+    # As guidance sends a grammar to vLLM of any version.
+    (
+        {
+            "structured_outputs": {"grammar": '%llguidance {}\nstart: "left" | "right"\n'},
+            "guided_grammar": '%llguidance {}\nstart: "left" | "right"\n',
+            "guided_decoding_backend": "guidance",
+        },
+        "left|right",
+    ),
 ]
 
 
@@ -173,6 +182,7 @@ def test_json_object_may_have_a_schema(client: openai.OpenAI) -> None:
         ({"guided_json": "no JSON"}, "guided_json"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_regex": "a", "grammar": "root ::= [a]"}, "guided_regex"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
         (
             {"structured_outputs": {"regex": "a", "choice": ["a"]}},
             "structured_outputs.choice",

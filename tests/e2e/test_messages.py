@@ -598,9 +598,40 @@ def test_large_tools_need_room_in_the_context(http: httpx.Client) -> None:
     error = refused.json()
     assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
     assert error["error"]["details"] == {"error_code": "context_length_exceeded"}
-    numbers = re.findall(r"(\d+) tokens", error["error"]["message"])
-    context, needed = map(int, numbers)
-    assert context < needed
+    assert_too_long(error["error"]["message"])
+
+
+def assert_too_long(message: str) -> None:
+    """Assert the words of Anthropic's API, after which Claude Code compacts a session."""
+    counts = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", message)
+    assert counts, message
+    assert int(counts[1]) > int(counts[2])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("length", [6_000, 600_000], ids=["counted", "estimated"])
+def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(
+    http: httpx.Client, length: int, stream: bool
+) -> None:
+    said = [{"role": "user", "content": "e\u0301" * length}]
+    body = {"model": "demo", "max_tokens": 9, "messages": said, "stream": stream}
+    refused = http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert_too_long(refused.json()["error"]["message"])
+
+
+def test_a_prompt_whose_tokens_its_server_does_not_name_is_refused_in_these_words_too(
+    claude: anthropic.Anthropic, odd: UpstreamServer
+) -> None:
+    said = "max_tokens must be at least 1, got 0."
+
+    def refuse(talk: Talk) -> None:
+        talk.say(400, {"error": {"message": said, "type": "BadRequestError", "param": None}})
+
+    odd.answers = [refuse]
+    words = "prompt is too long: This model's maximum context length is 2048 tokens"
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        claude.messages.create(model="odd", max_tokens=9, messages=HELLO)
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,11 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        anthropic_message: str | None = None,
     ) -> None:
         self.message = message or (self.__doc__ or "").strip()
         super().__init__(self.message)
+        self.anthropic_message = anthropic_message
         self.param = param
         self.code = code or self.code
         self.headers = dict(headers or {})
@@ -140,9 +142,12 @@ class ApiError(Exception):
 
     @property
     def anthropic_envelope(self) -> dict[str, Any]:
-        """The response body of Anthropic's API; the message begins with the path of the field."""
-        message = self.message
-        if self.param:
+        """The response body of Anthropic's API; the message begins with the path of the field.
+
+        ``anthropic_message`` takes the place of such a message.
+        """
+        message = self.anthropic_message or self.message
+        if self.param and self.anthropic_message is None:
             path = dotted(self.param)
             message = message.replace(f"'{self.param}'", f"'{path}'")
             for begins, instead in _ANTHROPIC_PHRASES.items():

@@ -45,11 +45,20 @@ def _retry_after_s(exc: domain.EngineUnavailable) -> int:
     return RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
 
 
+def _prompt_too_long(exc: domain.ContextLengthExceeded) -> ApiError:
+    """Return the error in OpenAI's words and in Anthropic's: agents compact after these words."""
+    counts = f"{exc.input_tokens} tokens > {exc.context_length} maximum"
+    said = counts if exc.input_tokens > exc.context_length else str(exc)
+    return InvalidRequestError(
+        str(exc),
+        param=exc.param,
+        code="context_length_exceeded",
+        anthropic_message=f"prompt is too long: {said}",
+    )
+
+
 _TABLE: tuple[tuple[tuple[type[Exception], ...], Callable[[Any], ApiError]], ...] = (
-    (
-        (domain.ContextLengthExceeded,),
-        lambda e: InvalidRequestError(str(e), param=e.param, code="context_length_exceeded"),
-    ),
+    ((domain.ContextLengthExceeded,), _prompt_too_long),
     ((domain.RequestTooLarge,), lambda e: PayloadTooLargeError(str(e))),
     (
         (domain.ImageNotSupported,),

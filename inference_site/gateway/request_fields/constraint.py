@@ -54,9 +54,11 @@ class NamedSchema(Protocol):
 def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -> Constraint | None:
     """Return the constraint of the request: ``formatted`` or that of an extension, or None.
 
-    Raise InvalidRequestError for two constraints, and for one beyond the bounds.
+    Raise InvalidRequestError for two different constraints, and for one beyond the bounds. The same
+    one may be there twice: guidance sends vLLM's field for it and the one of earlier versions.
     """
-    found = [*([formatted] if formatted else []), *_of_extensions(body)]
+    sent = [*([formatted] if formatted else []), *_of_extensions(body)]
+    found = list({(one.kind, one.source): one for one in reversed(sent)}.values())[::-1]
     if found and body.structured_outputs and body.structured_outputs.structural_tag is not None:
         found.append(Constraint("json_object", "", STRUCTURAL_TAG))
     if len(found) > 1:
