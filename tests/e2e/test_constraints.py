@@ -124,6 +124,8 @@ GUIDED: list[tuple[dict[str, Any], str | None]] = [
     ({"guided_regex": "[A-F]{3}"}, "[A-F]{3}"),
     ({"guided_choice": CHOICES}, "|".join(map(re.escape, CHOICES))),
     ({"guided_grammar": "root ::= [0-9] [0-9]"}, r"\d\d"),
+    ({"regex": "[A-F]{3}"}, "[A-F]{3}"),
+    ({"ebnf": "root ::= [0-9] [0-9]"}, r"\d\d"),
     ({"guided_grammar": 'start: "left" | "right"'}, "left|right"),
     ({"json_schema": SCHEMA}, None),
     ({"structured_outputs": {"json": SCHEMA}}, None),

@@ -486,6 +486,7 @@ FIELDS = {
     "guided_regex": "A regular expression that the answer matches (vLLM).",
     "guided_choice": "The answers of which one is given (vLLM).",
     "guided_grammar": "A grammar that the answer follows (vLLM).",
+    "ebnf": "A grammar that the answer follows (SGLang).",
     "json": "A JSON schema that the answer follows.",
     "regex": "A regular expression that the answer matches.",
     "choice": "The answers of which one is given.",

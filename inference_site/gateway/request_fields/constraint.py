@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from inference_site.core.domain.request import Constraint, Tool, objects_in
+from inference_site.core.domain.request import Constraint, ConstraintKind, Tool, objects_in
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.json_bodies import is_too_deep
 from inference_site.gateway.request_fields.wire import (
@@ -124,6 +124,10 @@ def _of_extensions(body: ConstraintFields) -> Iterator[Constraint]:
     if body.json_schema is not None:
         schema = _json_object(body.json_schema, "json_schema")
         yield json_schema_constraint(schema, "json_schema")
+    if body.regex is not None:
+        yield Constraint("regex", body.regex, "regex")
+    if body.ebnf is not None:
+        yield Constraint(_kind_of_grammar(body.ebnf), body.ebnf, "ebnf")
     if (wanted := body.structured_outputs) is not None:
         if wanted.json_object:
             yield Constraint("json_object", "", "structured_outputs.json_object")
@@ -152,7 +156,11 @@ def _guided(
         escaped = ("\\n".join(map(re.escape, text.split("\n"))) for text in choice)
         yield Constraint("regex", f"({'|'.join(escaped)})", f"{prefix}choice")
     if grammar is not None:
-        yield Constraint("gbnf" if "::=" in grammar else "lark", grammar, f"{prefix}grammar")
+        yield Constraint(_kind_of_grammar(grammar), grammar, f"{prefix}grammar")
+
+
+def _kind_of_grammar(grammar: str) -> ConstraintKind:
+    return "gbnf" if "::=" in grammar else "lark"
 
 
 def _json_object(value: str | dict[str, Any], param: str) -> dict[str, Any]:

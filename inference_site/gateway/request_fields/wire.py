@@ -194,8 +194,8 @@ class StructuredOutputs(WireRequest):
 class ConstraintFields(WireRequest):
     """Extensions that constrain the answer's text; at most one, and none beside a format.
 
-    ``grammar`` is that of mistral.rs and llama.cpp, ``json_schema`` that of llama.cpp; the others
-    are vLLM's.
+    ``grammar`` is that of mistral.rs and llama.cpp, ``json_schema`` that of llama.cpp and SGLang,
+    ``regex`` and ``ebnf`` are SGLang's; the others are vLLM's.
     """
 
     grammar: GrammarField | None = None
@@ -205,6 +205,8 @@ class ConstraintFields(WireRequest):
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
     json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
 
 _TOOLS = ("function", "custom")
