@@ -100,9 +100,20 @@ def write_adapter(path: Path, seed: int = 0, architecture: str = "llama") -> Pat
 
 
 def write_misfit(path: Path) -> Path:
-    """Write an adapter whose tensors fit no layer of the demo model; return its path."""
-    shapes = {"blk.0.attn_q.weight": (8, 8)}
-    tensors = _adapter_tensors(shapes, np.random.default_rng(0))
+    """Write an adapter that only llama.cpp refuses: its halves fit the demo, not each other."""
+    demo = gguf.GGUFReader(DEMO_FILE)
+    columns, rows = next(t.shape for t in demo.tensors if t.name == "blk.0.attn_q.weight")
+    rng = np.random.default_rng(0)
+    halves = (
+        ("blk.0.attn_q.weight.lora_a", _noise(rng, _RANK, int(columns))),
+        ("blk.0.attn_q.weight.lora_b", _noise(rng, int(rows), _RANK + 1)),
+    )
+    return _write(_adapter_writer(path), iter(halves), path)
+
+
+def write_stranger(path: Path, name: str = "blk.0.attn_q.weight") -> Path:
+    """Write an adapter for a model whose tensor of this name is smaller than the demo's."""
+    tensors = _adapter_tensors({name: (8, 8)}, np.random.default_rng(0))
     return _write(_adapter_writer(path), tensors, path)
 
 

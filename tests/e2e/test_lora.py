@@ -16,7 +16,7 @@ from inference_site.accounts.models import Scope
 from tests.e2e.keys import make_key
 from tests.served_stack import ServedStack, wait_until
 from tests.tiny_vision import write_projector
-from tests.tiny_weights import write_adapter, write_misfit
+from tests.tiny_weights import write_adapter, write_misfit, write_stranger
 
 STORY: list[Any] = [{"role": "user", "content": "Tell me a story."}]
 
@@ -201,7 +201,7 @@ def test_adapter_is_added_and_removed_while_the_site_runs(
 def test_adapter_that_the_engine_refuses_leaves_its_model_as_it_was(
     client: openai.OpenAI, operator: httpx.Client, stack: ServedStack
 ) -> None:
-    """Its file says that it is for such models, and its tensors are not."""
+    """Its file says that it is for such models, and its halves do not fit each other."""
     file = write_misfit(stack.data_dir / "models" / "misfit.gguf")
     plain, before = told(client, None, "hooked-demo"), stack.server_of("hooked-demo")
     body = {"lora_name": "misfit", "lora_path": file.name, "model": "hooked-demo"}
@@ -225,6 +225,7 @@ def test_adapter_that_the_engine_refuses_leaves_its_model_as_it_was(
         ("load", {"lora_path": "no-adapter.gguf"}, 400, "lora_path"),
         ("load", {"lora_path": "text.gguf"}, 400, "lora_path"),
         ("load", {"lora_path": "other.gguf"}, 400, "lora_path"),
+        ("load", {"lora_path": "stranger.gguf"}, 400, "lora_path"),
         ("load", {"lora_path": "good.gguf", "lora_name": "demo"}, 409, "lora_name"),
         ("load", {"lora_path": "good.gguf", "lora_name": "one"}, 409, "lora_name"),
         ("load", {"lora_path": "good.gguf", "lora_name": "a b"}, 400, "lora_name"),
@@ -250,6 +251,7 @@ def test_what_cannot_be_added_is_told(
     if not (folder / "good.gguf").exists():
         write_adapter(folder / "good.gguf")
         write_adapter(folder / "other.gguf", architecture="qwen2")
+        write_stranger(folder / "stranger.gguf")
         write_projector(folder / "no-adapter.gguf", 192)
         (folder / "text.gguf").write_text("no adapter")
         outside = write_adapter(stack.data_dir / "outside.gguf")

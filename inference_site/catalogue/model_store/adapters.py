@@ -7,14 +7,14 @@ differ between hosts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from django.conf import settings
 from django.db import models, transaction
 
-from inference_site.catalogue.gguf_files import metadata
+from inference_site.catalogue.gguf_files import Tensor, header, parts_of
 from inference_site.catalogue.model_files import architecture_of, file_below, file_error
 from inference_site.catalogue.model_store.models import Adapter
 from inference_site.core.domain.model_spec import ModelSpec
@@ -111,7 +111,7 @@ def adapter_file(given: str, spec: ModelSpec) -> str:
     """Return the path of an adapter for this model, relative to ``MODELS_DIR``.
 
     Raise ValueError for a path outside of it, a file that is not a LoRA adapter, or an adapter for
-    another architecture.
+    another architecture or a model of other sizes.
     """
     folder = Path(settings.MODELS_DIR)
     try:
@@ -123,12 +123,42 @@ def adapter_file(given: str, spec: ModelSpec) -> str:
     if error := file_error(path):
         raise ValueError(f"{error.replace(str(path), given)}.")
     try:
-        header = dict(metadata(path))
+        found, tensors = header(path)
     except (OSError, ValueError) as exc:
         raise ValueError(f"{exc}.") from exc
-    if header.get("general.type") != "adapter" or header.get("adapter.type") != "lora":
+    if found.get("general.type") != "adapter" or found.get("adapter.type") != "lora":
         raise ValueError(f"'{given[:200]}' is not a LoRA adapter.")
-    own, expected = header.get("general.architecture"), architecture_of(spec)
+    own, expected = found.get("general.architecture"), architecture_of(spec)
     if expected and own != expected:
         raise ValueError(f"it is for models of the architecture {own}, not {expected}.")
+    if misfit := _misfit(tensors, _shapes_of(spec)):
+        raise ValueError(f"it is for another model: its tensor {misfit} does not fit this one.")
     return path.relative_to(folder).as_posix()
+
+
+def _shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model's tensors; none where its files cannot be read here."""
+    try:
+        parts = parts_of(spec.file) if spec.file else []
+        return {tensor.name: tensor.shape for part in parts for tensor in header(part)[1]}
+    except (OSError, ValueError):
+        return {}
+
+
+def _misfit(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return the name of a tensor of an adapter that llama.cpp would refuse for a model.
+
+    Those of the embeddings are stored in another order, so only their names are checked.
+    """
+    for tensor in tensors if shapes else ():
+        name, _, part = tensor.name.rpartition(".lora_")
+        shape = shapes.get(name)
+        side = {"a": 0, "b": 1}.get(part)  # Which side of the model's tensor it has.
+        if side is None or name.endswith("_norm.weight"):
+            continue
+        is_of_embeddings = name.startswith("token_embd.")
+        if shape is None or not (
+            is_of_embeddings or tensor.shape[side : side + 1] == shape[side : side + 1]
+        ):
+            return tensor.name
+    return ""

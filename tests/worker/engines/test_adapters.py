@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest_django.fixtures import Settings
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.engines.registry import model_capabilities
+from inference_site.catalogue.model_store.adapters import adapter_file
 from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
-from tests.tiny_weights import write_adapter, write_misfit
+from tests.tiny_weights import write_adapter, write_misfit, write_stranger
 from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec(
@@ -85,6 +87,21 @@ def test_file_that_is_no_adapter_is_told(tmp_path: Path) -> None:
     zip_file.write_bytes(b"PK\x03\x04")
     with pytest.raises(EngineLoadError, match="is not a GGUF file"):
         load_engine(replace(SPEC, lora_adapters={"zip": zip_file}))
+
+
+def test_adapter_for_a_model_of_other_sizes_is_refused_before_a_reload(
+    tmp_path: Path, settings: Settings
+) -> None:
+    settings.MODELS_DIR = tmp_path
+    fits = write_adapter(tmp_path / "fits.gguf")
+    smaller = write_stranger(tmp_path / "smaller.gguf")
+    deeper = write_stranger(tmp_path / "deeper.gguf", "blk.99.attn_q.weight")
+    assert adapter_file(fits.name, SPEC) == fits.name
+    for stranger in (smaller, deeper):
+        with pytest.raises(ValueError, match=r"for another model: its tensor blk\.\d+\.attn_q"):
+            adapter_file(stranger.name, SPEC)
+    # The files of the model may be on another host.
+    assert adapter_file(deeper.name, replace(SPEC, file=tmp_path / "none.gguf")) == deeper.name
 
 
 def test_fault_of_an_adapter_is_told_from_that_of_a_disk(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_prefix_that_was_read_is_not_read_again(engine: Engine) -> None:
     assert (anew.usage.cached_tokens, anew.text) == (0, first.text)
 
 
+@pytest.mark.parametrize("prompt", ["<|im_start|>", ""])
+def test_prompt_that_is_only_repeated_is_counted(engine: Engine, prompt: str) -> None:
+    """The estimate of a server that counts nothing would be a token for four characters."""
+    answered = complete(engine, FRANCE, prompts=(prompt,), max_output_tokens=1)
+    repeated = complete(engine, FRANCE, prompts=(prompt,), max_output_tokens=0, echo=True)
+    assert repeated.usage.input_tokens == answered.usage.input_tokens
+
+
 @pytest.mark.parametrize(
     ("constraint", "pattern"),
     [

@@ -338,6 +338,10 @@ def test_without_a_budget_the_thoughts_that_a_template_begins_are_ended(template
     templated.run(asked, sink)
     assert sink.text
     assert not any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
+    # The prompt that is shown is that of the run, and the answer's beginning is no thought.
+    assert rendered(templated, asked).endswith("assistant: <think>\n</think>\n\n")
+    prefixed = replace(asked, response_prefix="Yes, ")
+    assert rendered(templated, prefixed).endswith("<think>\n</think>\n\nYes, ")
 
 
 @pytest.mark.parametrize("templated", ["phi3"], indirect=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.models_file import read_models_file
-from inference_site.core.domain.deltas import TextDelta
+from inference_site.core.domain.deltas import TextDelta, TokensDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
@@ -160,6 +161,47 @@ def test_what_is_no_image_is_the_clients_fault(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match="Failed to load image"):
         ask(engine, ImagePart(data_url(b"\x89PNG\r\n\x1a\n"), "p"))
     assert ask(engine, HELLO).usage.output_tokens > 0
+
+
+def test_completions_of_a_model_with_a_projector(engine: Engine) -> None:
+    """Beside a projector, llama.cpp's completions take one text, no list and no tokens."""
+    asked = GenerationRequest(
+        "demo",
+        operation="complete",
+        prompts=("Once upon a time",),
+        sampling=Sampling(temperature=0),
+        max_output_tokens=3,
+    )
+
+    def completed(**fields: Any) -> RecordingSink:
+        sink = RecordingSink()
+        engine.run(replace(asked, **fields), sink)
+        return sink
+
+    answer = completed()
+    assert answer.text
+    tokens = RecordingSink()
+    texts = (*asked.prompts, "On", "ce")
+    engine.run(replace(asked, operation="tokenize", prompts=texts), tokens)
+    ids, *halves = [delta.ids for delta in tokens.deltas if isinstance(delta, TokensDelta)]
+    assert answer.usage.input_tokens == len(ids)
+    assert completed(prompts=(ids,)).text == completed(prompt_logprobs=1).text == answer.text
+    for top in (None, 0):
+        echoed = completed(echo=True, top_logprobs=top)
+        assert echoed.text == f"{asked.prompts[0]}{answer.text}"
+    with pytest.raises(InvalidRequest, match="one prompt in a request") as caught:
+        completed(prompts=("One", "Two"))
+    assert caught.value.param == "prompt"
+    with pytest.raises(InvalidRequest, match="no text has these tokens"):
+        completed(prompts=((*halves[0], *halves[1][1:]),))
+
+
+def test_no_thoughts_beside_an_image_end_the_thoughts_that_are_begun(projector: Path) -> None:
+    """With a budget of 0, llama.cpp leaves out the first token of their end."""
+    payload = chat_payload(
+        replace(request_of(HELLO, RED), reasoning_budget=0), with_projector(projector)
+    )
+    assert payload["thinking_budget_tokens"] == 1
 
 
 def test_parts_are_encoded_in_their_order(projector: Path) -> None:

@@ -141,12 +141,14 @@ class ChatAdapter(Engine):
     def _prompt(self, request: GenerationRequest) -> str:
         if request.must_call and "grammar" not in self._capabilities:
             raise InvalidRequest("This model's engine cannot force a call.", "tool_choice")
-        prompt = without_bos(self._chat.template.render(request), self._chat.bos)
+        prompt = self._chat.template.render(replace(request, response_prefix=""))
+        prompt = without_bos(prompt, self._chat.bos)
+        # A constraint would apply to the reasoning, which could not end then.
         is_bound = request.must_call or request.constraint is not None
-        if is_bound and ends_in_reasoning(prompt, self._chat.syntax):
-            # The constraint would apply to the reasoning, which could not end then.
+        ends_reasoning = is_bound or request.reasoning_budget == 0
+        if ends_reasoning and ends_in_reasoning(prompt, self._chat.syntax):
             prompt += self._chat.syntax.closing
-        return prompt
+        return prompt + request.response_prefix
 
     def begins_in_reasoning(self, prompt: str) -> bool:
         """Whether the text after this prompt is reasoning."""

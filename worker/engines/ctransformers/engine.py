@@ -217,6 +217,8 @@ class ChoiceRun:
             return
         started = time.perf_counter()
         if limit == 0 and self.request.echo:
+            if self.request.running_usage:
+                self.sink.feed(self.usage.to_delta())
             self.sink.feed(Finish("length", self.index))
             return
         finish = self._decode(context, [*prompt], limit)

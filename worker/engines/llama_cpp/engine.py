@@ -55,6 +55,7 @@ from worker.engines.llama_cpp.tokens import (
     tokenize,
     tokens_of_words,
     with_short_prompts,
+    with_text,
 )
 from worker.engines.openai_upstream.chunks import ChunkReader
 from worker.engines.openai_upstream.client import Upstream
@@ -223,7 +224,7 @@ class LlamaCppEngine(Engine):
                 return True
         elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
             request = self._payloads.with_whole_prompts(request)
-            if not is_long(request.prompts):
+            if not (is_long(request.prompts) or self._payloads.needs_text(request)):
                 event_loop().start(self._completion(request, sink), ended)
                 return True
         self._threads.submit(start_and_report, partial(self.run, request, sink), ended)
@@ -287,7 +288,9 @@ class LlamaCppEngine(Engine):
                 echo.end(prompts, sink)
                 return
             target = UncachedUsageSink(sink) if request.scores_prompts else sink
-            self._complete(replace(request, prompts=prompts), target)
+            if not self._payloads.takes_one_text:
+                request = replace(request, prompts=prompts)
+            self._complete(request, target)
 
     def _complete(
         self, request: GenerationRequest, sink: Sink, shown: tuple[str, ...] = ()
@@ -299,6 +302,8 @@ class LlamaCppEngine(Engine):
             if ready is not None and ready.names_prompt_tokens:
                 prompts = PromptEcho(self._spec, self._payloads, ask, ready).feed_tokens(sink)
                 ready, sink = replace(ready, prompts=prompts), UncachedUsageSink(sink)
+            if ready is not None and self._payloads.needs_text(ready):
+                ready = with_text(ask, replace(ready, prompts=whole.prompts))
             if ready is not None and not sink.cancelled:
                 event_loop().run(self._completion(ready, sink, shown))
 

@@ -61,6 +61,8 @@ class LlamaCppPayloads(Payloads):
         super().__init__(spec, server)
         self._spec, self._may_think, self._has_llguidance = spec, may_think, has_llguidance
         self._vocabulary = vocabulary
+        self.takes_one_text = "mmproj" in spec.options
+        """Whether llama.cpp's completions take one prompt, a text: with a projector they do."""
         family = FAMILIES.get(spec.options.get("chat_template", ""))
         entry_stops = spec.options.get("stop_texts", ())
         self._stops = (*(family.stop if family else ()), *entry_stops, *stop_texts)
@@ -73,6 +75,10 @@ class LlamaCppPayloads(Payloads):
                 raise InvalidRequest(f"The model '{self._spec.id}' takes no images.", part.param)
             if isinstance(part, AudioPart) and "audio" not in inputs:
                 raise InvalidRequest(f"The model '{self._spec.id}' takes no audio.", part.param)
+        if request.reasoning_budget == 0 and any(m.parts for m in request.messages):
+            # With 0 llama.cpp leaves out the first token of the end of begun thoughts, so they do
+            # not end. Other chats have them ended in their prompts.
+            request = replace(request, reasoning_budget=1)
         payload = {**super().chat(request), "return_progress": True}
         if stops := [*request.stop, *self._stops]:
             payload["stop"] = stops
@@ -90,10 +96,16 @@ class LlamaCppPayloads(Payloads):
                 "Invalid schema: it has keywords that only chat completions can be bound to here.",
                 request.constraint.param,
             )
+        prompts = [list(p) if isinstance(p, tuple) else p for p in request.prompts]
+        if self.takes_one_text and len(prompts) > 1:
+            raise InvalidRequest(
+                f"The model '{self._spec.id}' has a projector: it takes one prompt in a request.",
+                request.subject,
+            )
         payload = {
             **shared,
             **({"logprobs": top["top_logprobs"]} if top else {}),
-            "prompt": [list(p) if isinstance(p, tuple) else p for p in request.prompts],
+            "prompt": prompts[0] if self.takes_one_text else prompts,
             "preserved_tokens": shown,
             "return_progress": request.return_progress,
         }
@@ -110,15 +122,23 @@ class LlamaCppPayloads(Payloads):
     def token(
         self, request: GenerationRequest, prompt: Sequence[int], token: int, top: int
     ) -> dict[str, Any]:
-        """Return the payload that makes the model sample this token after the prompt."""
+        """Return the payload that makes the model sample this token after the prompt.
+
+        It is for llama.cpp's own ``/completion``, which takes tokens beside a projector too.
+        """
         return {
             "prompt": prompt,
-            "max_tokens": 1,
+            "n_predict": 1,
             "temperature": 0,
             "logit_bias": [[token, _FORCING_BIAS]],
-            "logprobs": max(1, top),
+            "n_probs": max(1, top),
+            "response_fields": ["completion_probabilities"],
             **self._lora(request),
         }
+
+    def needs_text(self, request: GenerationRequest) -> bool:
+        """Whether tokens of a prompt must become a text, which ``complete`` can send."""
+        return self.takes_one_text and any(isinstance(p, tuple) for p in request.prompts)
 
     def with_whole_prompts(self, request: GenerationRequest) -> GenerationRequest:
         """Return the completion with its suffix and other files inside the prompts.

@@ -184,6 +184,31 @@ def with_short_prompts(
     return replace(request, prompts=tuple(tokens))
 
 
+def with_text(ask: Ask, request: GenerationRequest) -> GenerationRequest:
+    """Return the completion with texts in place of prompts of token ids.
+
+    Raise InvalidRequest for tokens whose text has others.
+    """
+    texts = tuple(
+        prompt if isinstance(prompt, str) else _exact_text(ask, prompt, request)
+        for prompt in request.prompts
+    )
+    return replace(request, prompts=texts)
+
+
+def _exact_text(ask: Ask, tokens: tuple[int, ...], request: GenerationRequest) -> str:
+    start = tuple(tokens_of(ask, ""))  # llama.cpp adds them to each text.
+    has_start = tokens[: len(start)] == start
+    text = text_of(ask, tokens[len(start) :] if has_start else tokens, request)
+    if tuple(tokens_of(ask, text)) != tokens:
+        raise InvalidRequest(
+            f"The model '{request.model}' has a projector: its prompt must be a text, and no text "
+            "has these tokens.",
+            request.subject,
+        )
+    return text
+
+
 def tokenize(ask: Ask, spec: ModelSpec, request: GenerationRequest, sink: Sink) -> None:
     """Turn texts into tokens (see ``Engine.tokenize``)."""
     special = request.add_special_tokens
@@ -378,9 +403,8 @@ class PromptEcho:
     def _sampled(self, before: Sequence[int], token: int, top: int) -> dict[str, Any] | None:
         """Have the model sample this token after those before it; return its entry."""
         payload = self._payloads.token(self._request, before, token, top)
-        answer = self._ask("/v1/completions", payload)
-        logprobs = answer["choices"][0]["logprobs"]
-        entry: dict[str, Any] | None = logprobs and logprobs["content"][0]
+        found = self._ask("/completion", payload).get("completion_probabilities")
+        entry: dict[str, Any] | None = found[0] if found else None
         return entry if entry and entry["id"] == token else None
 
     def _detokenized(self, tokens: Tokens) -> str:

@@ -170,7 +170,9 @@ class ChoiceReader:
         if self._forced is not None:
             return "tool_calls" if self._forced.is_complete else "length"
         if self._calls.any:
-            return "tool_calls"
+            # A stop text may have cut the last call; an incomplete call is no call.
+            is_whole = not self._request.stop or self._calls.last_is_complete
+            return "tool_calls" if is_whole else "length"
         if self._must_call:
             raise GenerationFailed("The model's server made no call, though one was required.")
         return "stop"
@@ -297,6 +299,11 @@ class CallReader:
     def any(self) -> bool:
         """Whether there is a call."""
         return self._begun > 0
+
+    @property
+    def last_is_complete(self) -> bool:
+        """Whether the arguments of the last call are complete."""
+        return self._open is None or self._open.is_complete()
 
     def feed(self, pieces: list[dict[str, Any]]) -> list[ToolCallDelta]:
         """Take the calls of one chunk. Raise TypeError or AttributeError if they are malformed."""

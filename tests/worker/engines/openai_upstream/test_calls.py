@@ -191,6 +191,15 @@ def test_calls_with_the_finish_reason_stop_are_calls(
         assert chat(engine, tools=tools, must_call=must_call).finishes == ["tool_calls"]
 
 
+def test_call_that_a_stop_text_cuts_is_no_call(server: UpstreamServer, engine: Engine) -> None:
+    tools = (Tool("f", None, {}),)
+    cut = call(name="f", arguments='{"city": "')
+    server.answers = [chunks(cut, finish("tool_calls"), usage())]
+    assert chat(engine, tools=tools, stop=("Oslo",)).finishes == ["length"]
+    server.answers = [chunks(call(name="f", arguments=ARGUMENTS), finish("tool_calls"), usage())]
+    assert chat(engine, tools=tools, stop=("Bergen",)).finishes == ["tool_calls"]
+
+
 def test_ids_of_the_server_are_kept(server: UpstreamServer, engine: Engine) -> None:
     server.answers = [chunks(call(id="functions.f:0", name="f", arguments="{}"), finish())]
     sink = chat(engine, tools=(Tool("f", None, {}),))
