@@ -115,10 +115,12 @@ class Talk:
 class UpstreamServer:
     """Answers each POST with the next of ``answers``; the last one stays. TLS with a certificate.
 
-    ``asked`` holds the requests, ``connections`` counts what was accepted.
+    ``asked`` holds the requests, ``connections`` counts what was accepted. ``name`` is its header
+    ``Server``.
     """
 
     def __init__(self, port: int = 0, certificate: Path | None = None) -> None:
+        self.name = "scripted"
         self.models = ["m"]
         self.context_length: int | None = None
         self.answers: list[Answer] = [streamed("Hello", " there")]
@@ -161,6 +163,9 @@ class UpstreamServer:
                 site.connections += 1
                 site._open.append(self.request)
                 super().setup()
+
+            def version_string(self) -> str:
+                return site.name
 
             def do_GET(self) -> None:
                 site.list_models(Talk(self, {}))

@@ -235,8 +235,9 @@ def _check_address(name: str, url: str, schemes: Sequence[str]) -> None:
         _ = parts.port  # It is read here.
     except ValueError as exc:
         raise ImproperlyConfigured(message) from exc
-    # After a "/" in the password, the rest of it and the host are part of the path.
-    if parts.scheme not in schemes or ("@" in parts.path and parts.scheme != "unix"):
+    # After a "/", "?" or "#" in the password, the rest of it and the host are no part of the host.
+    elsewhere = f"{parts.path} {parts.fragment} {'' if '@' in parts.netloc else parts.query}"
+    if parts.scheme not in schemes or ("@" in elsewhere and parts.scheme != "unix"):
         raise ImproperlyConfigured(message)
 
 

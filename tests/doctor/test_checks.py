@@ -211,6 +211,17 @@ def test_a_bad_models_file_is_told_with_its_line(models_file: Path) -> None:
     assert "models.yaml:2" in finding.found
 
 
+def test_a_check_that_needs_a_bad_models_file_does_not_blame_redis(models_file: Path) -> None:
+    models_file.write_text("models: 1\n")
+
+    def check() -> Iterator[Finding]:
+        catalogue()
+        yield from ()
+
+    (finding,) = guarded("workers", check, checks.FIX_REDIS)
+    assert finding.fix == "Correct the setting or the file that it names."
+
+
 @pytest.mark.redis
 @pytest.mark.django_db
 def test_models_without_files_and_without_workers_are_told(models_file: Path) -> None:

@@ -239,8 +239,17 @@ def test_what_is_no_address_of_postgresql_is_told_without_its_password(url: str)
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["://site:p/secret@db:1/site", "://site:p@secret/w@db:1/site"])
-def test_a_password_with_a_slash_is_no_part_of_the_host(
+@pytest.mark.parametrize(
+    "url",
+    [
+        "://site:p/secret@db:1/site",
+        "://site:p@secret/w@db:1/site",
+        "://site:1#secret@db:1/site",
+        "://site:p@w#secret@db:1/site",
+        "://site:1?secret@db:1/site",
+    ],
+)
+def test_a_password_with_a_delimiter_is_no_part_of_the_host(
     monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     with pytest.raises(ImproperlyConfigured, match="in percent-encoding") as caught:

@@ -92,7 +92,7 @@ class Stack:
             check=False,
         )
         if check:
-            said = (done.stdout + done.stderr)[-1500:]
+            said = done.stdout[-1500:] + done.stderr[-1500:]
             need(done.returncode == 0, f"{' '.join(command)[:200]} ended {done.returncode}: {said}")
         return done.stdout + ("" if check else done.stderr)
 

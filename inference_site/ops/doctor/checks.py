@@ -144,6 +144,8 @@ def _fix_of(error: Exception, otherwise: str) -> str:
         return "Run `manage.py migrate`."
     if isinstance(error, (*DATABASE_UNAVAILABLE, psycopg.OperationalError)):
         return _FIX_CONNECTIONS if _NO_CONNECTION_LEFT.search(str(error)) else FIX_DATABASE
+    if isinstance(error, ImproperlyConfigured) and otherwise in (FIX_DATABASE, FIX_REDIS):
+        return "Correct the setting or the file that it names."
     return otherwise
 
 

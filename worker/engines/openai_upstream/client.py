@@ -30,6 +30,7 @@ from worker.engines.base import Sink
 from worker.engines.openai_upstream.errors import ErrorReader, retry_after_s
 from worker.engines.openai_upstream.event_loop import Cancelled, Lost, Silent, Watch, event_loop
 from worker.engines.openai_upstream.server import (
+    CLOSE,
     Address,
     Addresses,
     Health,
@@ -202,7 +203,7 @@ class Upstream:
         async def ask(address: Address) -> dict[str, Any]:
             url = f"{address.root_url if at_root else address.base_url}{path}"
             with self._watched(address, sink, None) as watch:
-                async with self._request(address, url, payload) as answer:
+                async with self._request(address, url, payload, {}) as answer:
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, request)
                     body = await _whole_body(answer)
@@ -292,7 +293,10 @@ class Upstream:
     async def _read(self, address: Address, path: str, payload: Body, reader: AnswerReader) -> None:
         try:
             with self._watched(address, reader, reader) as watch:
-                async with self._request(address, f"{address.base_url}{path}", payload) as answer:
+                url = f"{address.base_url}{path}"
+                # On a kept connection, the next request would find it closed.
+                headers = CLOSE if address.is_llama_cpp else {}
+                async with self._request(address, url, payload, headers) as answer:
                     watch.heard()
                     watch.is_lost = partial(_is_cut_off, answer)
                     await self._raise_for_status(address, answer, reader.request)
@@ -319,15 +323,16 @@ class Upstream:
             reader.end()
 
     def _request(
-        self, address: Address, url: str, payload: Body
+        self, address: Address, url: str, payload: Body, headers: Mapping[str, str]
     ) -> Any:  # aiohttp's request context manager has no public type.
         model = address.model or self._server.model or self._id
+        body: bytes | aiohttp.MultipartWriter
         if callable(payload):
-            form = payload(model)
-            headers = {"Content-Type": form.content_type}
-            return self._session.post(url, data=form, headers=headers, allow_redirects=False)
-        body = orjson.dumps({**payload, "model": model})
-        return self._session.post(url, data=body, allow_redirects=False)
+            body = payload(model)
+            headers = {**headers, "Content-Type": body.content_type}
+        else:
+            body = orjson.dumps({**payload, "model": model})
+        return self._session.post(url, data=body, headers=headers, allow_redirects=False)
 
     async def _raise_for_status(
         self, address: Address, answer: aiohttp.ClientResponse, request: GenerationRequest

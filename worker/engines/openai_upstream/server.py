@@ -173,6 +173,7 @@ class Address:
 
     ``model`` is the model's name there, once it is known; ``contexts`` are the context lengths of
     its models by name. ``is_silent``: the fault is a timeout, which may mean that it is busy.
+    ``is_llama_cpp``: it closes its connection after each stream, and does not say so.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -182,6 +183,7 @@ class Address:
         self.fault = NOT_ASKED
         self.busy = 0
         self.is_silent = True
+        self.is_llama_cpp = False
         self._down_at = 0.0
         self._heard_at = self._avoided_until = self._doubted_until = -math.inf
 
@@ -387,6 +389,7 @@ class Health:
             async with asyncio.timeout(self._patience_s):
                 async with self._session.get(url, allow_redirects=False, headers=headers) as answer:
                     body, status = await body_within(answer, _MAX_LIST_BYTES), answer.status
+                    address.is_llama_cpp = answer.headers.get("Server") == "llama.cpp"
         except (aiohttp.ClientError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
             fault = f"Model '{self._id}': {url} cannot be reached: {reason}"

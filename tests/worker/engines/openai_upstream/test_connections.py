@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from inference_site.core.domain.deltas import ToolCallDelta
@@ -33,6 +34,7 @@ from tests.upstream_server import (
     chunks,
     delta,
     finish,
+    llama_server,
     streamed,
     text,
     usage,
@@ -63,6 +65,28 @@ def test_one_connection_serves_one_run_after_another(
     for _ in range(5):
         engine.run(HELLO, RecordingSink())
     assert server.connections <= before + 1
+
+
+def test_streams_of_llama_cpp_have_a_connection_each(server: UpstreamServer, load: Load) -> None:
+    """It closes the connection after a stream, though its head says that it keeps it."""
+    server.name = "llama.cpp"
+    engine = load()
+    for _ in range(2):
+        engine.run(HELLO, RecordingSink())
+    assert [asked.headers.get("connection") for asked in server.asked] == ["close"] * 2
+
+
+def test_llama_cpp_is_known_by_its_name_and_closes_after_a_stream() -> None:
+    with llama_server() as url, httpx.Client() as http:
+        assert http.get(f"{url}/models").headers["Server"] == "llama.cpp"
+        asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "stream": True}
+        with http.stream("POST", f"{url}/chat/completions", json=asked) as answer:
+            assert answer.headers["Keep-Alive"]
+            connection: socket.socket = answer.extensions["network_stream"].get_extra_info("socket")
+            with connection.dup() as same:
+                answer.read()
+                same.settimeout(2)
+                assert same.recv(1) == b""
 
 
 def test_runs_at_once_have_connections_of_their_own(server: UpstreamServer, load: Load) -> None:
