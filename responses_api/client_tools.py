@@ -463,13 +463,13 @@ def _offer_callable(
     first function.
     """
     callables = list(tool.tools) if isinstance(tool, NamespaceTool) else [tool]
-    hidden = [] if is_loaded else [one for one in callables if one.defer_loading]
+    hidden = 0 if is_loaded else sum(one.defer_loading is True for one in callables)
     if hidden:
-        offered.deferred.append(DeferredTool(where, tool, len(hidden)))
+        offered.deferred.append(DeferredTool(where, tool, hidden))
     if isinstance(tool, NamespaceTool):
         note = tool.description
         for number, inner in enumerate(tool.tools):
-            if inner not in hidden and _may_call(inner):
+            if _may_call(inner) and (is_loaded or not inner.defer_loading):
                 place = f"{where}.tools[{number}]"
                 _offer_function(offered, inner, place, tool.name, note)
                 note = None
