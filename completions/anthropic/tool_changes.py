@@ -1,7 +1,7 @@
-"""The client's tools of a request, which blocks of its messages add and remove.
+"""The client's tools of a request, which blocks of its messages find, add and remove.
 
-Source: the types of Anthropic's client, "BetaRequestToolAdditionBlockParam". The model is shown the
-tools that are in force at the end of the messages.
+Source: the types of Anthropic's client, "BetaRequestToolAdditionBlockParam"; its API guide, "Tool
+search tool". The model is shown the tools that are in force at the end of the messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def client_tools(body: wire.Prompt) -> list[tuple[str, wire.RequestTool]]:
         for position, tool in enumerate(body.tools or ())
         if isinstance(tool, wire.RequestTool) and tool.name not in defined
     ]
-    known, removed = {tool.name for _, tool in given} | defined.keys(), set[str]()
+    known, removed = {tool.name for _, tool in given} | defined.keys(), _not_found(body)
     for place, block in _tool_changes(body):
         if isinstance(block.tool, wire.ToolDefinition):
             removed.discard(block.tool.definition.name)
@@ -37,6 +37,31 @@ def client_tools(body: wire.Prompt) -> list[tuple[str, wire.RequestTool]]:
             )
         (removed.add if isinstance(block, wire.ToolRemovalBlock) else removed.discard)(name)
     return [(path, tool) for path, tool in (*given, *defined.values()) if tool.name not in removed]
+
+
+def _not_found(body: wire.Prompt) -> set[str]:
+    """Return the names of the tools with ``defer_loading`` that no result of a search names.
+
+    Without another tool the model could not search, and a search of Anthropic's does not run here:
+    then all tools are shown.
+    """
+    tools = [tool for tool in body.tools or () if isinstance(tool, wire.RequestTool)]
+    deferred = {tool.name for tool in tools if tool.defer_loading}
+    if len(deferred) == len(tools) or any(_is_search(tool) for tool in tools):
+        return set()
+    found = {
+        reference.tool_name
+        for message in body.messages
+        for block in message.content
+        if isinstance(block, wire.ToolResultBlock) and isinstance(block.content, list)
+        for reference in block.content
+        if isinstance(reference, wire.ToolReferenceBlock)
+    }
+    return deferred - found - {body.tool_choice and body.tool_choice.name}
+
+
+def _is_search(tool: wire.RequestTool) -> bool:
+    return (tool.type or "").startswith("tool_search_tool_")
 
 
 def defined_tools(body: wire.Prompt) -> dict[str, tuple[str, wire.RequestTool]]:

@@ -347,6 +347,7 @@ class RequestTool(_Block):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 Domains = Annotated[

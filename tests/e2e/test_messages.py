@@ -547,6 +547,35 @@ def test_failed_results_images_and_found_tools_are_shown_to_the_model(
     )
 
 
+def test_deferred_tools_are_shown_when_a_search_of_the_client_has_found_them(
+    claude: anthropic.Anthropic, odd: UpstreamServer
+) -> None:
+    deferred = {**WEATHER, "defer_loading": True}
+    search = {**WEATHER, "name": "ToolSearch"}
+    called = {"type": "tool_use", "id": "toolu_1", "name": "ToolSearch", "input": {"city": "x"}}
+    found = {"type": "tool_reference", "tool_name": "get_weather"}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [found]}
+    after: list[Any] = [
+        *HELLO,
+        {"role": "assistant", "content": [called]},
+        {"role": "user", "content": [result]},
+    ]
+
+    def shown(messages: Any, *tools: Any, **fields: Any) -> list[str]:
+        asked = {"model": "odd", "max_tokens": 9, "messages": messages, "tools": tools, **fields}
+        claude.messages.create(**asked)
+        return [tool["function"]["name"] for tool in odd.body.get("tools", ())]
+
+    assert shown(HELLO, search, deferred) == ["ToolSearch"]
+    assert shown(after, search, deferred) == ["ToolSearch", "get_weather"]
+    with pytest.raises(anthropic.InternalServerError, match="made no call"):
+        shown(HELLO, search, deferred, tool_choice={"type": "tool", "name": "get_weather"})
+    assert "get_weather" in [tool["function"]["name"] for tool in odd.body["tools"]]
+    assert shown(HELLO, deferred) == ["get_weather"]  # The model could not search.
+    hosted = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+    assert shown(HELLO, hosted, search, deferred) == ["ToolSearch", "get_weather"]
+
+
 def test_messages_add_and_remove_tools(claude: anthropic.Anthropic, odd: UpstreamServer) -> None:
     """The blocks of anthropic 2.14; the model sees the tools that are in force at the end."""
     weather = {"type": "tool_reference", "name": "get_weather"}
