@@ -381,12 +381,16 @@ def offer_tools(
                 pass
             case _:
                 _offer_callable(offered, tool, where, is_loaded=not searches)
+    if offered.is_hosted:
+        # They are loaded as the request has them now: a namespace may have grown.
+        names = {getattr(tool, "name", None) for _, tool in loaded}
+        for one in offered.deferred:
+            if one.tool.name in names:
+                load(offered, one)
+        offered.deferred = [one for one in offered.deferred if one.tool.name not in names]
     for where, tool in loaded:
         if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
             load(offered, DeferredTool(where, tool))
-    if offered.is_hosted:
-        names = {getattr(tool, "name", None) for _, tool in loaded}
-        offered.deferred = [one for one in offered.deferred if one.tool.name not in names]
     if searches:
         _offer_search(offered, searches, project_id)
     return offered
