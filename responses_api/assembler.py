@@ -41,6 +41,7 @@ from inference_site.runs.queue import new_id
 from inference_site.runs.streams.batches import Ending, Sent
 from inference_site.runs.streams.request_documents import Assembly
 from responses_api import events
+from responses_api.client_tools import TOOL_ITEMS
 from responses_api.items import SealedContext, new_item, seal_context, unseal_context
 from responses_api.output import OutputWriter
 from responses_api.site_tools import FirstCall, Route
@@ -79,7 +80,7 @@ class ResponseAssembly(Assembly):
     lead to; a name without a route is a function. ``first_calls`` are the fields of the calls
     before the first turn, and ``most_calls`` is how many calls of the model are run.
     ``compacts_for`` is the project to seal a compaction for, if the request may be compacted, and
-    ``tool_items`` are the items that the seal keeps.
+    ``tool_items`` are the items of its context that the seal keeps.
     """
 
     response: dict[str, Any]
@@ -106,10 +107,12 @@ class ResponseAssembly(Assembly):
         calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
         return SitePlan(tools, calls, self.most_calls)
 
-    def seal_compaction(self, context: CompactedContext) -> str:
-        """Return the content of a compaction's item."""
+    def seal_compaction(self, context: CompactedContext, output: Sequence[OutputItem]) -> str:
+        """Return the content of a compaction's item, which follows this output."""
         assert self.compacts_for is not None
-        return seal_context(SealedContext(context, self.tool_items), self.compacts_for)
+        found = (one for one in output if one.type in TOOL_ITEMS)
+        new = [one.model_dump(mode="json", exclude={"id"}) for one in found]
+        return seal_context(SealedContext(context, [*self.tool_items, *new]), self.compacts_for)
 
     def unseal_compaction(self, sealed: str) -> CompactedContext:
         """Read the content of a compaction's item after a restart."""
@@ -287,8 +290,8 @@ class ResponseAssembler(Assembler):
         elif isinstance(delta, CompactionDelta):
             if self._turns is not None:
                 self._turns.compact(delta.context)
-            sealed = self._assembly.seal_compaction(delta.context)
             ended = self._output.end_item("completed")
+            sealed = self._assembly.seal_compaction(delta.context, self._output.items)
             item = Compaction(id=new_id("cmp_"), encrypted_content=sealed)
             return self._judged_first([*ended, *self._output.add_whole(item)])
         if self._turns is not None:

@@ -292,10 +292,12 @@ class OfferedTools:
         its position among several. Raise InvalidRequestError for a name that no tool has.
         """
         chosen: set[str] = set()
+        hidden = [(one, _routes_of(one)) for one in self.deferred] if self.is_hosted else []
         for position, choice in enumerate(choices):
-            for one in self.deferred if self.is_hosted else ():
-                if one.tool.name in _paths_of(choice):
-                    load(self, one)
+            for entry in list(hidden):
+                if any(_is_chosen(choice, name, route) for name, route in entry[1].items()):
+                    load(self, entry[0])
+                    hidden.remove(entry)
             found = {name for name, route in self.routes.items() if _is_chosen(choice, name, route)}
             if not found and isinstance(choice, NamedChoice):
                 place = param.format(position)
@@ -308,11 +310,11 @@ class OfferedTools:
         return tuple(self.functions[name] for name in self.functions if name in chosen)
 
 
-def _paths_of(choice: NamedChoice | TypedChoice) -> tuple[str | None, ...]:
-    """Return the names under which what a choice names may be deferred."""
-    if isinstance(choice, NamedChoice):
-        return (choice.name, choice.namespace)
-    return ((choice.model_extra or {}).get("name"),) if choice.type == "namespace" else ()
+def _routes_of(deferred: DeferredTool) -> dict[str, Route]:
+    """Return the routes of what is deferred, by the names by which the model would call it."""
+    alone = OfferedTools(is_hosted=True)
+    load(alone, deferred)
+    return alone.routes
 
 
 def _is_chosen(choice: NamedChoice | TypedChoice, name: str, route: Route) -> bool:
@@ -381,12 +383,16 @@ def offer_tools(
                 pass
             case _:
                 _offer_callable(offered, tool, where, is_loaded=not searches)
+    if offered.is_hosted:
+        # They are loaded as the request has them now: a namespace may have grown.
+        names = {getattr(tool, "name", None) for _, tool in loaded}
+        for one in offered.deferred:
+            if one.tool.name in names:
+                load(offered, one)
+        offered.deferred = [one for one in offered.deferred if one.tool.name not in names]
     for where, tool in loaded:
         if isinstance(tool, (FunctionTool, CustomTool, NamespaceTool)):
             load(offered, DeferredTool(where, tool))
-    if offered.is_hosted:
-        names = {getattr(tool, "name", None) for _, tool in loaded}
-        offered.deferred = [one for one in offered.deferred if one.tool.name not in names]
     if searches:
         _offer_search(offered, searches, project_id)
     return offered

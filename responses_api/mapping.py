@@ -350,7 +350,7 @@ class _Prompt:
         """Note that a call has its result, which is added with the call.
 
         The output of a tool without a call becomes a message of the user. The result of a tool
-        search without a call, which OpenAI ran, is not shown to the model.
+        search without a call, which the site or OpenAI ran, is not shown to the model.
         """
         call_id = item.data.get("call_id")
         if call_id is None and item.data["type"] == "function_call_output":

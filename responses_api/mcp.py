@@ -208,11 +208,11 @@ def narrow(offered: OfferedTools, choice: Any) -> None:
     if chosen is None:
         return
     named = [one.model_extra or {} for one in chosen if one.type == TYPE.type]
-    labels = {one.get("server_label") for one in named}
+    labels = [one.get("server_label") for one in named]  # A client may have sent anything.
     offered.first_calls += [
         FirstCall(Route(TYPE.type, LIST_TOOLS, label))
         for label in offered.deferred_servers
-        if labels & {label, None}
+        if label in labels or None in labels
     ]
     kept = list[FirstCall]()
     for call in offered.first_calls:

@@ -101,7 +101,7 @@ class HostedToolSearch(SiteToolType):
     ) -> Sequence[OutputItem]:
         """Return the item with what was loaded, and the lists of tools of servers.
 
-        Of a namespace it has those tools that the model has not had before.
+        Of a namespace it has the tools that are deferred.
         """
         shown = [tool_object(_part(one.tool)) for one in _loaded(options, result)]
         lists: Mapping[str, Mapping[str, Any]] = result.fields.get("lists", {})

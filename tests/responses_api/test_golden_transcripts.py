@@ -31,6 +31,7 @@ from inference_site.runs.streams.batches import Ending
 from responses_api.assembler import ResponseAssembler, ResponseAssembly
 from responses_api.client_tools import offer_tools
 from responses_api.events import DONE, accepted_frames, decode
+from responses_api.wire.objects import OutputItem
 from responses_api.wire.requests import ResponseRequest
 from tests.responses_api.deltas import begun, call, logprob, new_assembler, new_response
 from tests.responses_api.validation import StreamCheck
@@ -46,7 +47,7 @@ End = Callable[[ResponseAssembler], Ending]
 class ReadableAssembly(ResponseAssembly):
     """The content of its compactions is their summary."""
 
-    def seal_compaction(self, context: CompactedContext) -> str:
+    def seal_compaction(self, context: CompactedContext, output: Sequence[OutputItem]) -> str:
         return context.summary
 
 

@@ -19,13 +19,13 @@ from inference_site.runs.queue import new_id
 from responses_api import mcp_approvals
 from responses_api.client_tools import OfferedTools, offer_tools
 from responses_api.context import ContextItem
-from responses_api.mcp import TYPE
+from responses_api.mcp import TYPE, narrow
 from responses_api.mcp_approvals import answer_questions, record_questions
 from responses_api.models import Item, McpApproval, StoredResponse
 from responses_api.site_tools import Route
 from responses_api.wire.objects import McpApprovalRequest, McpCall, McpListTools
 from responses_api.wire.requests import ResponseRequest
-from responses_api.wire.tools import tool_object
+from responses_api.wire.tools import TypedChoice, tool_object
 from tests.waiting import wait_for_a_wait
 
 pytestmark = pytest.mark.django_db
@@ -171,6 +171,15 @@ def test_only_allowed_tools_are_offered(project: Project, allowed: Any, names: l
     route = found.first_calls[0].route
     TYPE.discover(route, found.site_tools[0], ToolResult("", {"tools": TOOLS}), found)
     assert list(found.functions) == names
+
+
+@pytest.mark.parametrize("label", [["files"], {}, None, "files", "others"])
+def test_choice_of_a_server_lists_a_deferred_one(project: Project, label: Any) -> None:
+    found = offered(project, {"type": "tool_search"}, mcp(server_url=URL, defer_loading=True))
+    assert not found.first_calls
+    narrow(found, TypedChoice.model_validate({"type": "mcp", "server_label": label}))
+    listed = [call.route.namespace for call in found.first_calls]
+    assert listed == (["files"] if label in (None, "files") else [])
 
 
 def test_list_of_a_client_may_be_anything(project: Project) -> None:

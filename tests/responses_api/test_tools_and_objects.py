@@ -208,6 +208,8 @@ def test_deferred_tools_are_hidden_where_something_searches() -> None:
     found = [{"type": "tool_search_output", "tools": [deferred]}]
     assert [t.name for t in offered(deferred, client, items=found).tools] == ["f", "tool_search"]
     assert [t.name for t in offered(deferred, hosted, items=found).tools] == ["f"]
+    shown = [{"type": "tool_search_output", "tools": [{**deferred, "strict": True}]}]
+    assert not offered(deferred, hosted, items=shown).tools[0].is_strict  # As the request says.
     many = {
         "type": "namespace",
         "name": "n",
@@ -215,6 +217,30 @@ def test_deferred_tools_are_hidden_where_something_searches() -> None:
     }
     with pytest.raises(InvalidRequestError, match="more than 1024 functions"):
         offered(many, hosted)
+    grown = {**many, "tools": many["tools"][:2]}
+    found = [{"type": "tool_search_output", "tools": [{**many, "tools": many["tools"][:1]}]}]
+    assert [t.name for t in offered(grown, hosted, items=found).tools] == ["n__f0", "n__f1"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"type": "function", "name": "n__f"}, ["n__f"]),
+        ({"type": "function", "name": "f", "namespace": "n"}, ["n__f"]),
+        ({"type": "namespace", "name": "n"}, ["n__f", "n__g"]),
+        ({"type": "function", "name": "n"}, None),
+    ],
+)
+def test_choice_of_a_deferred_tool_loads_it(choice: Any, names: list[str] | None) -> None:
+    inner = [{**FUNCTION, "name": name, "defer_loading": True} for name in ("f", "g")]
+    namespace = {"type": "namespace", "name": "n", "tools": inner}
+    tools = [{"type": "tool_search"}, namespace]
+    if names is not None:
+        chosen = planned(tools=tools, tool_choice=choice).tools
+        assert [tool.name for tool in chosen] == names
+        return
+    with pytest.raises(InvalidRequestError, match="there is no tool named 'n'"):
+        planned(tools=tools, tool_choice=choice)
 
 
 @pytest.mark.parametrize("n", [None, 1])

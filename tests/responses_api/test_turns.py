@@ -25,6 +25,7 @@ from inference_site.runs.streams.batches import Sent
 from responses_api import site_tools
 from responses_api.assembler import ResponseAssembler
 from responses_api.events import decode
+from responses_api.items import unseal_context
 from responses_api.site_tools import Route
 from tests.responses_api.deltas import new_assembler
 from tests.tool_loop.counted_tool import NAMES, TYPE, CountedToolType
@@ -229,7 +230,8 @@ def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
     routes = {**ROUTES, "tool_search": asdict(Route("hosted_tool_search", "tool_search"))}
 
     def begun() -> ResponseAssembler:
-        return new_assembler(routes=routes, site_tools=[{"type": TYPE}, search], most_calls=9)
+        tools = [{"type": TYPE}, search]
+        return new_assembler(routes=routes, site_tools=tools, most_calls=9, compacts_for=1)
 
     fold = begun()
     sent = [*fold.begin()]
@@ -240,6 +242,7 @@ def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
     assert request.tools == (*REQUEST.tools, Tool("look", None, {}))
     sent += fed(fold, *call(0, "count"), Finish("tool_calls"))
     saved = json.loads(json.dumps(fold.save()))
+    fold.add_result(ToolResult("one"))
 
     resumed = begun()
     resumed.restart(Sent(tuple(sent), len(sent)), saved)
@@ -255,3 +258,9 @@ def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
         *("mcp_call", "function_call"),
     ]
     assert output[-1]["namespace"] == "look"
+
+    fed(fold, CompactionDelta(CompactedContext("So far.")))
+    *_, found, compaction = json.loads(fold.cancel().body)["output"]
+    assert (found["type"], compaction["type"]) == ("mcp_call", "compaction")
+    sealed = unseal_context(compaction["encrypted_content"], 1, "input")
+    assert [item["type"] for item in sealed.items] == ["tool_search_output"]

@@ -10,9 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.mcp.access import LIST_TOOLS
-from worker.tools.base import CallContext, SiteTool, ToolTimeout, create_tool
+from worker.tools.base import RESULT_FACTOR, CallContext, SiteTool, create_tool
+
+_ERROR_BYTES = 200
+"""What the error of a server that is not listed takes of a result."""
 
 
 def create(options: Mapping[str, Any]) -> ToolSearch:
@@ -57,15 +62,30 @@ class ToolSearch:
         return ToolResult("\n".join(lines), {"names": loaded, "lists": lists})
 
     def _lists(self, labels: list[str], context: CallContext) -> dict[str, dict[str, Any]]:
-        """Return the lists of these servers, which have the time of one call together."""
+        """Return the lists of these servers, which have the time and room of one call together."""
         until = time.monotonic() + context.timeout_s
+        most = RESULT_FACTOR * context.max_bytes - _ERROR_BYTES * len(labels)
         lists = dict[str, dict[str, Any]]()
         for label in labels:
             if (left_s := until - time.monotonic()) <= 0:
-                raise ToolTimeout
-            rest = replace(context, timeout_s=left_s)
-            result = self.servers[label].call(LIST_TOOLS, {}, rest)
-            lists[label] = {"tools": result.fields.get("tools", [])}
+                lists[label] = _not_listed(
+                    "the others took all the time of the call; load it alone"
+                )
+                continue
+            result = self.servers[label].call(LIST_TOOLS, {}, replace(context, timeout_s=left_s))
             if result.is_error:
-                lists[label]["error"] = result.output
+                lists[label] = _not_listed(result.output)
+                continue
+            others = any(one["tools"] for one in lists.values())
+            lists[label] = {"tools": result.fields["tools"]}
+            if len(orjson.dumps([self.names, lists])) > most:
+                lists[label] = _not_listed(
+                    "its list of tools does not fit beside the others; load it alone"
+                    if others
+                    else f"its list of tools has more than {context.max_bytes} bytes"
+                )
         return lists
+
+
+def _not_listed(error: str) -> dict[str, Any]:
+    return {"tools": [], "error": error}

@@ -57,8 +57,10 @@ def to_constraint(body: ConstraintFields, formatted: Constraint | None = None) -
     Raise InvalidRequestError for two different constraints, and for one beyond the bounds. The same
     one may be there twice: guidance sends vLLM's field for it and the one of earlier versions.
     """
-    sent = [*([formatted] if formatted else []), *_of_extensions(body)]
-    found = list({(one.kind, one.source): one for one in reversed(sent)}.values())[::-1]
+    distinct: dict[tuple[str, str], Constraint] = {}
+    for one in (*([formatted] if formatted else []), *_of_extensions(body)):
+        distinct.setdefault((one.kind, one.source), one)
+    found = list(distinct.values())
     if found and body.structured_outputs and body.structured_outputs.structural_tag is not None:
         found.append(Constraint("json_object", "", STRUCTURAL_TAG))
     if len(found) > 1:

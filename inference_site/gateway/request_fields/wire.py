@@ -192,7 +192,7 @@ class StructuredOutputs(WireRequest):
 
 
 class ConstraintFields(WireRequest):
-    """Extensions that constrain the answer's text; at most one, and none beside a format.
+    """Extensions that constrain the answer's text; two of them, or one and a format, must be equal.
 
     ``grammar`` is that of mistral.rs and llama.cpp, ``json_schema`` that of llama.cpp and SGLang,
     ``regex`` and ``ebnf`` are SGLang's; the others are vLLM's.

@@ -10,6 +10,7 @@ from agents import (
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
+    ToolSearchTool,
     function_tool,
     set_tracing_disabled,
 )
@@ -45,6 +46,18 @@ def stream() -> None:
         return result.final_output
 
     holds(asyncio.run(run()), SUNNY)
+
+
+@step("responses: tool search")
+def tool_search() -> None:
+    search = 'Please look.\nCALL tool_search {"paths": ["get_weather"]}\nSAY Found.'
+    hidden = function_tool(get_weather, defer_loading=True)
+    agent = Agent(name="a", model=model(), tools=[ToolSearchTool(), hidden])
+    first = Runner.run_sync(agent, search)
+    holds(first.final_output, "Found.")
+    # The client sends the items of the search back; the function is loaded then.
+    again = [*first.to_input_list(), {"role": "user", "content": WEATHER}]
+    holds(Runner.run_sync(agent, again).final_output, SUNNY)
 
 
 @step("chat completions: tool loop")
