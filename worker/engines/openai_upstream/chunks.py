@@ -72,10 +72,10 @@ class EventLines:
             if line.startswith(b"data:"):
                 if event := line[5:].strip():  # Some gateways keep a connection alive without data.
                     yield _error_event(event) if self._is_error else event
-            elif line.startswith(b"event:"):
-                self._is_error = line[6:].strip() == b"error"
             elif not line or line.isspace():
                 self._is_error = False
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
             elif line.startswith(b"error:"):
                 yield b'{"error":' + line[6:] + b"}"
             elif not line.startswith(_IGNORED):
