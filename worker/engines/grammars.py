@@ -94,7 +94,7 @@ def unnamed_schema(schema: dict[str, Any]) -> dict[str, Any]:
     llguidance refuses a name that is no URI, also that of a part, and the references of a named
     schema that is a part of another one. A schema whose references use names keeps its own.
     """
-    unnamed: dict[str, Any] = _without_titles(schema)
+    unnamed: dict[str, Any] = _without_false_ids(schema)
     if not _DIALECT.fullmatch(str(schema.get("$schema"))):
         unnamed.pop("$schema", None)
     references = (inner.get("$ref") for inner in objects_in(schema))
@@ -103,17 +103,17 @@ def unnamed_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return unnamed
 
 
-def _without_titles(schema: Any) -> Any:
+def _without_false_ids(schema: Any) -> Any:
     """Return the schema without each ``$id`` that is no URI, which no reference can name.
 
     Objects that are values, not schemas, stay as they are.
     """
     if isinstance(schema, list):
-        return [_without_titles(part) for part in schema]
+        return [_without_false_ids(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        key: part if key in _VALUES else _without_titles(part)
+        key: part if key in _VALUES else _without_false_ids(part)
         for key, part in schema.items()
         if key != "$id" or not isinstance(part, str) or not _NOT_IN_URI.search(part)
     }
