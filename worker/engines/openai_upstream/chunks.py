@@ -84,12 +84,14 @@ class EventLines:
 
 
 def _error_event(data: bytes) -> bytes:
-    """Return the data of an event ``error`` with the key ``error``, which it may lack."""
+    """Return the data of an event ``error``, a JSON text or words, with the key ``error``."""
     try:
         told = _read_json(data)
-    except ValueError:
+    except (TypeError, ValueError):
+        told = data = orjson.dumps(data.decode(errors="replace"))
+    if isinstance(told, dict) and told.get("error"):
         return data
-    return data if isinstance(told, dict) and told.get("error") else b'{"error":' + data + b"}"
+    return b'{"error":' + (data if told else b'"an event named error"') + b"}"
 
 
 def _read_json(text: bytes) -> Any:
