@@ -24,6 +24,7 @@ from inference_site.core.domain.request import (
     Part,
     Sampling,
     TextPart,
+    Tool,
 )
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
@@ -230,20 +231,33 @@ def test_thoughts_that_are_begun_beside_an_image_are_ended(thinking: Engine, sta
 
     assert thoughts(answered())
     bound = Constraint("regex", "yes|no", "grammar")
+    tool = Tool("f", None, {"properties": {}, "additionalProperties": False})
     for fields in ({}, {"reasoning_budget": 0}, {"reasoning_budget": 3}):
         answer = answered(constraint=bound, **fields)
         assert answer.text in ("yes", "no")
         assert not thoughts(answer)
+        forced = answered(
+            tools=(tool,), must_call=True, top_logprobs=None, max_output_tokens=40, **fields
+        )
+        assert forced.finishes == ["tool_calls"]
     answer = answered(reasoning_budget=0)
     assert answer.text.strip()
     assert not thoughts(answer)
     before = Message("assistant", "Hello.")
     said = (*request_of(HELLO, RED).messages, before)
-    assert answered(messages=said, reasoning_budget=0).usage.output_tokens > 0
+    assert answered(messages=said, constraint=bound).usage.output_tokens > 0
 
 
 def thoughts(answer: RecordingSink) -> str:
     return "".join(d.text for d in answer.deltas if isinstance(d, ReasoningDelta))
+
+
+def test_no_thoughts_beside_an_image_end_the_thoughts_that_are_begun(projector: Path) -> None:
+    """With a budget of 0, llama.cpp leaves out the first token of their end."""
+    payload = chat_payload(
+        replace(request_of(HELLO, RED), reasoning_budget=0), with_projector(projector)
+    )
+    assert payload["thinking_budget_tokens"] == 1
 
 
 def test_parts_are_encoded_in_their_order(projector: Path) -> None:

@@ -241,10 +241,12 @@ class LlamaCppEngine(Engine):
 
         A grammar would bind them, and llama.cpp would return all of the answer as thoughts. With a
         budget of 0, llama.cpp does not end them: it leaves out the first token of their end.
-        The chat adapter ends them in the prompt; beside images and sounds, ``_chat`` does.
+        The chat adapter ends them in the prompt. Beside images and sounds, ``_chat`` does for a
+        grammar, and the payload for a budget of 0.
         """
-        is_off = request.reasoning_budget == 0
-        if not is_off and request.constraint is None:
+        is_off = request.reasoning_budget == 0 and not _has_parts(request)
+        is_bound = request.must_call or request.constraint is not None
+        if not (is_off or is_bound):
             return False
         begins_thoughts = False
         with suppress(InvalidRequest):  # The template cannot be read here.

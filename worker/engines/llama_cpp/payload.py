@@ -75,6 +75,10 @@ class LlamaCppPayloads(Payloads):
                 raise InvalidRequest(f"The model '{self._spec.id}' takes no images.", part.param)
             if isinstance(part, AudioPart) and "audio" not in inputs:
                 raise InvalidRequest(f"The model '{self._spec.id}' takes no audio.", part.param)
+        if request.reasoning_budget == 0 and any(m.parts for m in request.messages):
+            # With 0 llama.cpp leaves out the first token of the end of begun thoughts, so they do
+            # not end. Other chats have them ended in their prompts.
+            request = replace(request, reasoning_budget=1)
         payload = {**super().chat(request), "return_progress": True}
         if stops := [*request.stop, *self._stops]:
             payload["stop"] = stops
@@ -176,8 +180,8 @@ class LlamaCppPayloads(Payloads):
         return self._bound(request.constraint, from_start=from_start, is_chat=is_chat)
 
     def has_grammar(self, request: GenerationRequest) -> bool:
-        """Whether the constraint of a chat is sent as a grammar, which binds thoughts too."""
-        return "grammar" in self._constraint(request)
+        """Whether a chat is sent with a grammar, which binds thoughts too."""
+        return "grammar" in self._constraint(request) | self._tools(request)
 
     def _check_allowed(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest for unknown ids, and for what excludes a list of allowed tokens.
