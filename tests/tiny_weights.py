@@ -117,6 +117,13 @@ def write_stranger(path: Path, name: str = "blk.0.attn_q.weight") -> Path:
     return _write(_adapter_writer(path), tensors, path)
 
 
+def write_zeros(path: Path, shapes: Mapping[str, tuple[int, ...]], *, is_adapter: bool) -> Path:
+    """Write tensors of these shapes, rows first, as a llama model or an adapter of one."""
+    writer = _adapter_writer(path) if is_adapter else gguf.GGUFWriter(path, "llama")
+    zeros = ((name, np.zeros(shape, np.float32)) for name, shape in shapes.items())
+    return _write(writer, zeros, path)
+
+
 def _adapter_writer(path: Path, architecture: str = "llama") -> gguf.GGUFWriter:
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, architecture)

@@ -167,7 +167,7 @@ def _codex(site: Site, folder: Path) -> Steps:
         "startup_timeout_sec = 60\n"
     )
     env = {**site.env, "CODEX_HOME": str(folder), "HOME": str(folder)}
-    binary = str(FOLDER / "codex" / "node_modules" / ".bin" / "codex")
+    binary = str(_bin("codex", "codex"))
     flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
 
     def ask(prompt: str, *options: str, resume: tuple[str, ...] = ()) -> str:
@@ -220,7 +220,7 @@ def _codex_log(folder: Path) -> str:
 
 def _claude_code(site: Site, folder: Path) -> Steps:
     """Run Claude Code: its tools, one of an MCP server, an image, a session and its summary."""
-    binary = FOLDER / "claude-code" / "node_modules" / ".bin" / "claude"
+    binary = _bin("claude-code", "claude")
     told, claude = site.documented_command("Claude Code", binary)
     env = site.env | told | {"HOME": str(folder), "IS_SANDBOX": "1"}
     env |= {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
@@ -263,7 +263,7 @@ def _opencode(site: Site, folder: Path) -> Steps:
     models = config["provider"]["site"]["models"]
     models |= {site.agent: models[MODEL]} if site.agent else {}
     (folder / "opencode.json").write_text(json.dumps(config))
-    binary = str(FOLDER / "opencode" / "node_modules" / ".bin" / "opencode")
+    binary = str(_bin("opencode", "opencode"))
     env = {**site.env, "HOME": str(folder)}
 
     def ask(prompt: str, *flags: str) -> str:
@@ -415,7 +415,7 @@ def _promptfoo(site: Site, folder: Path) -> Steps:
 
 
 def _bin(client: str, name: str) -> Path:
-    """The command of a client from npm."""
+    """Return the command of this name that a client from npm has installed."""
     return FOLDER / client / "node_modules" / ".bin" / name
 
 

@@ -25,6 +25,8 @@ _SEEN_S = 1.0
 
 _ADAPTER = tuple[str, str]
 """The id of a model and the name of an adapter."""
+_SIDES = {"a": 0, "b": 1}
+"""Which side of the model's tensor each half of an adapter's tensor has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ def adapter_file(given: str, spec: ModelSpec) -> str:
     own, expected = found.get("general.architecture"), architecture_of(spec)
     if expected and own != expected:
         raise ValueError(f"it is for models of the architecture {own}, not {expected}.")
-    if misfit := _misfit(tensors, _shapes_of(spec)):
+    shapes = _shapes_of(spec)
+    if shapes and (misfit := _misfit(tensors, shapes)):
         raise ValueError(f"it is for another model: its tensor {misfit} does not fit this one.")
     return path.relative_to(folder).as_posix()
 
@@ -148,17 +151,20 @@ def _shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _misfit(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) -> str:
     """Return the name of a tensor of an adapter that llama.cpp would refuse for a model.
 
-    Those of the embeddings are stored in another order, so only their names are checked.
+    Those of embeddings are stored in another order, so only their names are checked.
     """
-    for tensor in tensors if shapes else ():
+    for tensor in tensors:
         name, _, part = tensor.name.rpartition(".lora_")
-        shape = shapes.get(name)
-        side = {"a": 0, "b": 1}.get(part)  # Which side of the model's tensor it has.
-        if side is None or name.endswith("_norm.weight"):
+        if part not in _SIDES:
             continue
-        is_of_embeddings = name.startswith("token_embd.")
-        if shape is None or not (
-            is_of_embeddings or tensor.shape[side : side + 1] == shape[side : side + 1]
-        ):
+        if (shape := shapes.get(name)) is None:
+            return tensor.name
+        is_of_embeddings = name.endswith("token_embd.weight")
+        if not is_of_embeddings and _side(tensor.shape, part) != _side(shape, part):
             return tensor.name
     return ""
+
+
+def _side(shape: Sequence[int], part: str) -> int:
+    """Return the length of the side that this half has; sides of 1 may be missing at the end."""
+    return (*shape, 1, 1)[_SIDES[part]]

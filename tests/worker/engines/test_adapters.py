@@ -16,7 +16,7 @@ from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
-from tests.tiny_weights import write_adapter, write_misfit, write_stranger
+from tests.tiny_weights import write_adapter, write_misfit, write_stranger, write_zeros
 from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec(
@@ -102,6 +102,26 @@ def test_adapter_for_a_model_of_other_sizes_is_refused_before_a_reload(
             adapter_file(stranger.name, SPEC)
     # The files of the model may be on another host.
     assert adapter_file(deeper.name, replace(SPEC, file=tmp_path / "none.gguf")) == deeper.name
+
+
+def test_adapter_that_llama_cpp_takes_is_not_refused(tmp_path: Path, settings: Settings) -> None:
+    """A side of 1 may be missing; halves of embeddings are swapped; experts have three sides."""
+    settings.MODELS_DIR = tmp_path
+    gate, experts = "blk.0.ffn_gate_inp_shexp.weight", "blk.0.ffn_up_exps.weight"
+    embeddings = "per_layer_token_embd.weight"
+    shapes = {gate: (64,), experts: (4, 96, 64), embeddings: (100, 32)}
+    spec = replace(SPEC, file=write_zeros(tmp_path / "model.gguf", shapes, is_adapter=False))
+
+    def check(**halves: tuple[int, ...]) -> None:
+        write_zeros(tmp_path / "lora.gguf", halves, is_adapter=True)
+        adapter_file("lora.gguf", spec)
+
+    check(**{f"{gate}.lora_a": (2, 64), f"{gate}.lora_b": (1, 2)})
+    check(**{f"{experts}.lora_a": (4, 2, 64), f"{experts}.lora_b": (4, 96, 2)})
+    check(**{f"{embeddings}.lora_a": (100, 2), f"{embeddings}.lora_b": (32, 2)})
+    # A model without a tensor of the output uses its embeddings there: llama.cpp has no such name.
+    with pytest.raises(ValueError, match="its tensor output"):
+        check(**{"output.weight.lora_a": (2, 64), "output.weight.lora_b": (100, 2)})
 
 
 def test_fault_of_an_adapter_is_told_from_that_of_a_disk(tmp_path: Path) -> None:

@@ -330,6 +330,26 @@ def test_a_grammar_binds_the_answer_of_a_template_that_begins_thoughts(
 
 
 @pytest.mark.parametrize("templated", [THINKING], indirect=True, ids=["thoughts"])
+@pytest.mark.parametrize("budget", [None, 0, 3])
+def test_a_forced_call_without_thoughts_ends_those_that_a_template_begins(
+    templated: Engine, budget: int | None
+) -> None:
+    asked = GenerationRequest(
+        "demo",
+        (Message("user", "Hi"),),
+        tools=(Tool("f", None, {"properties": {}, "additionalProperties": False}),),
+        must_call=True,
+        max_output_tokens=40,
+        reasoning_budget=budget,
+        template_vars={"enable_thinking": False},
+    )
+    sink = RecordingSink()
+    templated.run(asked, sink)
+    assert sink.finishes == ["tool_calls"]
+    assert not any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
+
+
+@pytest.mark.parametrize("templated", [THINKING], indirect=True, ids=["thoughts"])
 def test_without_a_budget_the_thoughts_that_a_template_begins_are_ended(templated: Engine) -> None:
     asked = GenerationRequest(
         "demo", (Message("user", "Hi"),), max_output_tokens=5, reasoning_budget=0

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
 
 from inference_site.catalogue.catalogue import DEMO_FILE
 from inference_site.catalogue.models_file import read_models_file
-from inference_site.core.domain.deltas import TextDelta, TokensDelta
+from inference_site.core.domain.deltas import ReasoningDelta, TextDelta, TokensDelta
 from inference_site.core.domain.errors import ContextLengthExceeded, EngineLoadError, InvalidRequest
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import (
     AudioPart,
+    Constraint,
     GenerationRequest,
     ImagePart,
     Message,
     Part,
     Sampling,
     TextPart,
+    Tool,
 )
 from tests.images import PARAM, data_url, encoded
 from tests.sinks import RecordingSink
@@ -39,6 +42,12 @@ BLIND = ModelSpec(
     options={"chat_template_kwargs": {"enable_thinking": False}},
 )
 HELLO = TextPart("Hello")
+THINKING = (
+    "{% for m in messages %}{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n"
+    "</think>\n\n{% endif %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{{ part.text or '<__media__>' }}{% endfor %}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}<think>\n{% endif %}"
+)
 
 
 def with_projector(path: Path, **options: object) -> ModelSpec:
@@ -53,6 +62,16 @@ def projector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(projector: Path) -> Iterator[Engine]:
     loaded = load_engine(with_projector(projector))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def thinking(projector: Path) -> Iterator[Engine]:
+    """The model with a template that begins each answer with thoughts."""
+    template = projector.with_name("thinking.jinja")
+    template.write_text(THINKING)
+    loaded = load_engine(with_projector(projector, chat_template=str(template)))
     yield loaded
     loaded.close()
 
@@ -194,6 +213,43 @@ def test_completions_of_a_model_with_a_projector(engine: Engine) -> None:
     assert caught.value.param == "prompt"
     with pytest.raises(InvalidRequest, match="no text has these tokens"):
         completed(prompts=((*halves[0], *halves[1][1:]),))
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["run", "start"])
+def test_thoughts_that_are_begun_beside_an_image_are_ended(thinking: Engine, starts: bool) -> None:
+    """A grammar would bind them, and the answer would be empty."""
+
+    def answered(**fields: Any) -> RecordingSink:
+        sink, asked = RecordingSink(), replace(request_of(HELLO, RED), **fields)
+        if starts:
+            ended: Queue[Exception | None] = Queue()
+            assert thinking.start(asked, sink, ended.put)
+            assert ended.get(timeout=30) is None
+        else:
+            thinking.run(asked, sink)
+        return sink
+
+    assert thoughts(answered())
+    bound = Constraint("regex", "yes|no", "grammar")
+    tool = Tool("f", None, {"properties": {}, "additionalProperties": False})
+    for fields in ({}, {"reasoning_budget": 0}, {"reasoning_budget": 3}):
+        answer = answered(constraint=bound, **fields)
+        assert answer.text in ("yes", "no")
+        assert not thoughts(answer)
+        forced = answered(
+            tools=(tool,), must_call=True, top_logprobs=None, max_output_tokens=40, **fields
+        )
+        assert forced.finishes == ["tool_calls"]
+    answer = answered(reasoning_budget=0)
+    assert answer.text.strip()
+    assert not thoughts(answer)
+    before = Message("assistant", "Hello.")
+    said = (*request_of(HELLO, RED).messages, before)
+    assert answered(messages=said, constraint=bound).usage.output_tokens > 0
+
+
+def thoughts(answer: RecordingSink) -> str:
+    return "".join(d.text for d in answer.deltas if isinstance(d, ReasoningDelta))
 
 
 def test_no_thoughts_beside_an_image_end_the_thoughts_that_are_begun(projector: Path) -> None:

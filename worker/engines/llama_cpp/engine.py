@@ -173,6 +173,11 @@ class BuildFacts:
     has_llguidance: bool
 
 
+def _has_parts(request: GenerationRequest) -> bool:
+    """Whether the messages may have images or sounds, which only llama.cpp's own chats take."""
+    return any(message.parts for message in request.messages)
+
+
 class LlamaCppEngine(Engine):
     """A model in a server of llama.cpp (see ``worker.engines.base.Engine``)."""
 
@@ -219,8 +224,9 @@ class LlamaCppEngine(Engine):
         chat = self._with_tools_in_text(request)
         if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
             prompt = self._trial.check(chat)
-            if not (is_long((prompt,)) or self._must_end_thoughts(chat, prompt)):
-                event_loop().start(self._chat(chat, sink), ended)
+            must_end = self._must_end_thoughts(chat, prompt)
+            if not (is_long((prompt,)) or (must_end and not _has_parts(chat))):
+                event_loop().start(self._chat(chat, sink, must_end), ended)
                 return True
         elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
             request = self._payloads.with_whole_prompts(request)
@@ -235,10 +241,12 @@ class LlamaCppEngine(Engine):
 
         A grammar would bind them, and llama.cpp would return all of the answer as thoughts. With a
         budget of 0, llama.cpp does not end them: it leaves out the first token of their end.
-        The chat adapter ends them in the prompt.
+        The chat adapter ends them in the prompt. Beside images and sounds, ``_chat`` does for a
+        grammar, and the payload for a budget of 0.
         """
-        is_off = request.reasoning_budget == 0
-        if (not is_off and request.constraint is None) or any(m.parts for m in request.messages):
+        is_off = request.reasoning_budget == 0 and not _has_parts(request)
+        is_bound = request.must_call or request.constraint is not None
+        if not (is_off or is_bound):
             return False
         begins_thoughts = False
         with suppress(InvalidRequest):  # The template cannot be read here.
@@ -262,12 +270,13 @@ class LlamaCppEngine(Engine):
         if sink.cancelled:
             return
         prompt = self._trial.check(request)
-        if self._must_end_thoughts(request, prompt):
+        must_end = self._must_end_thoughts(request, prompt)
+        if must_end and not _has_parts(request):
             self._own_chat("").chat(adapter_request, sink)
             return
         with suppress(Cancelled):
             if fits(self._ask(request, sink), self._spec, request, prompt, sink):
-                event_loop().run(self._chat(request, sink))
+                event_loop().run(self._chat(request, sink, must_end))
 
     def complete(self, request: GenerationRequest, sink: Sink) -> None:
         """Continue the prompts into the sink (see ``Engine.complete``)."""
@@ -307,8 +316,14 @@ class LlamaCppEngine(Engine):
             if ready is not None and not sink.cancelled:
                 event_loop().run(self._completion(ready, sink, shown))
 
-    def _chat(self, request: GenerationRequest, sink: Sink) -> Coroutine[Any, Any, None]:
+    def _chat(
+        self, request: GenerationRequest, sink: Sink, must_end_thoughts: bool
+    ) -> Coroutine[Any, Any, None]:
         """Return the coroutine of a chat; the calling thread makes its payload."""
+        is_begun = request.response_prefix or request.messages[-1].role == "assistant"
+        if must_end_thoughts and request.add_generation_prompt and not is_begun:
+            # llama.cpp ends begun thoughts before the beginning of an answer.
+            request = replace(request, response_prefix="\n")
         payload = self._payloads.chat(request)
         return self._stream("/chat/completions", payload, request, sink)
 

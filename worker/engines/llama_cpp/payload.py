@@ -180,8 +180,8 @@ class LlamaCppPayloads(Payloads):
         return self._bound(request.constraint, from_start=from_start, is_chat=is_chat)
 
     def has_grammar(self, request: GenerationRequest) -> bool:
-        """Whether the constraint of a chat is sent as a grammar, which binds thoughts too."""
-        return "grammar" in self._constraint(request)
+        """Whether a chat is sent with a grammar, which binds thoughts too."""
+        return "grammar" in self._constraint(request) | self._tools(request)
 
     def _check_allowed(self, request: GenerationRequest) -> None:
         """Raise InvalidRequest for unknown ids, and for what excludes a list of allowed tokens.

@@ -72,10 +72,10 @@ class EventLines:
             if line.startswith(b"data:"):
                 if event := line[5:].strip():  # Some gateways keep a connection alive without data.
                     yield _error_event(event) if self._is_error else event
-            elif line.startswith(b"event:"):
-                self._is_error = line[6:].strip() == b"error"
             elif not line or line.isspace():
                 self._is_error = False
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip() == b"error"
             elif line.startswith(b"error:"):
                 yield b'{"error":' + line[6:] + b"}"
             elif not line.startswith(_IGNORED):
@@ -84,12 +84,14 @@ class EventLines:
 
 
 def _error_event(data: bytes) -> bytes:
-    """Return the data of an event ``error`` with the key ``error``, which it may lack."""
+    """Return the data of an event ``error``, a JSON text or words, with the key ``error``."""
     try:
         told = _read_json(data)
-    except ValueError:
+    except (TypeError, ValueError):
+        told = data = orjson.dumps(data.decode(errors="replace"))
+    if isinstance(told, dict) and told.get("error"):
         return data
-    return data if isinstance(told, dict) and told.get("error") else b'{"error":' + data + b"}"
+    return b'{"error":' + (data if told else b'"an event named error"') + b"}"
 
 
 def _read_json(text: bytes) -> Any:

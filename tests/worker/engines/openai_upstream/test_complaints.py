@@ -23,7 +23,7 @@ from inference_site.core.domain.errors import (
 from inference_site.core.domain.request import AudioFile, Constraint, GenerationRequest, Message
 from inference_site.core.errors.exceptions import api_error
 from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer, chunks, text
+from tests.upstream_server import UpstreamServer, chunks, finish, text
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.errors import retry_after_s
@@ -304,6 +304,7 @@ def test_a_long_error_page_is_cut(server: UpstreamServer, engine: Engine) -> Non
         (b'event: error\ndata: {"error": {"message": "Boom."}}\n\n', GenerationFailed),
         (b'event: error\ndata: {"message": "Boom.", "code": 400}\n\n', InvalidRequest),
         (b'event: error\ndata: "Boom."\n\n', GenerationFailed),
+        (b"event: error\ndata: Boom.\n\n", GenerationFailed),
     ],
 )
 @pytest.mark.parametrize("before", [[], [text("a")]], ids=["at once", "later"])
@@ -320,6 +321,16 @@ def test_an_error_in_the_stream_is_mapped_as_a_status_is(
         engine.run(HELLO, RecordingSink())
     assert ("Boom" in str(caught.value)) is (kind is InvalidRequest)
     assert kind is InvalidRequest or "Boom" in caplog.text
+
+
+@pytest.mark.parametrize("data", ["{}", "null", '""'])
+def test_an_event_named_error_without_words_is_an_error(
+    server: UpstreamServer, engine: Engine, data: str
+) -> None:
+    nameless = f"event: error\ndata: {data}\n\n".encode()
+    server.answers = [chunks(text("a"), nameless, finish())]
+    with pytest.raises(GenerationFailed, match="failed"):
+        engine.run(HELLO, RecordingSink())
 
 
 def test_an_error_with_the_status_200_is_an_error(server: UpstreamServer, engine: Engine) -> None:
