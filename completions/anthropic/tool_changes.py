@@ -47,7 +47,8 @@ def _not_found(body: wire.Prompt) -> set[str]:
     """
     tools = [tool for tool in body.tools or () if isinstance(tool, wire.RequestTool)]
     deferred = {tool.name for tool in tools if tool.defer_loading}
-    if len(deferred) == len(tools) or any(_is_search(tool) for tool in tools):
+    types = [tool.type or "" for tool in tools]
+    if len(deferred) == len(tools) or any(one.startswith("tool_search_tool_") for one in types):
         return set()
     found = {
         reference.tool_name
@@ -58,10 +59,6 @@ def _not_found(body: wire.Prompt) -> set[str]:
         if isinstance(reference, wire.ToolReferenceBlock)
     }
     return deferred - found - {body.tool_choice and body.tool_choice.name}
-
-
-def _is_search(tool: wire.RequestTool) -> bool:
-    return (tool.type or "").startswith("tool_search_tool_")
 
 
 def defined_tools(body: wire.Prompt) -> dict[str, tuple[str, wire.RequestTool]]:
