@@ -6,7 +6,7 @@ search tool". The model is shown the tools that are in force at the end of the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from completions.anthropic import wire
 from inference_site.core.errors.api_errors import InvalidRequestError
@@ -47,13 +47,13 @@ def _not_found(body: wire.Prompt) -> set[str]:
     """
     tools = [tool for tool in body.tools or () if isinstance(tool, wire.RequestTool)]
     deferred = {tool.name for tool in tools if tool.defer_loading}
-    types = [tool.type or "" for tool in tools]
-    if len(deferred) == len(tools) or any(one.startswith("tool_search_tool_") for one in types):
+    does_search = any((tool.type or "").startswith("tool_search_tool_") for tool in tools)
+    if does_search or not 0 < len(deferred) < len(tools):
         return set()
     found = {
         reference.tool_name
         for message in body.messages
-        for block in message.content
+        for block in _blocks(message)
         if isinstance(block, wire.ToolResultBlock) and isinstance(block.content, list)
         for reference in block.content
         if isinstance(reference, wire.ToolReferenceBlock)
@@ -76,6 +76,10 @@ def _tool_changes(
     for position, message in enumerate(body.messages):
         if message.role != "system":
             continue
-        for number, block in enumerate(message.content):
+        for number, block in enumerate(_blocks(message)):
             if isinstance(block, wire.ToolAdditionBlock | wire.ToolRemovalBlock):
                 yield f"messages.{position}.content.{number}", block
+
+
+def _blocks(message: wire.RequestMessage) -> Sequence[wire.RequestBlock]:
+    return () if isinstance(message.content, str) else message.content
