@@ -128,6 +128,15 @@ class SiteToolType(ABC):
     ) -> None:
         """Offer the functions that the result of a call has brought, with ``offered.add``."""
 
+    def is_spent(
+        self, options: Mapping[str, Any], result: ToolResult, offered: OfferedTools
+    ) -> bool:
+        """Whether the model is not offered the tool any more after this result.
+
+        ``offered`` has the functions that it has brought (see ``discover``).
+        """
+        return False
+
     def following(
         self, item: SiteCallItem, options: Mapping[str, Any], result: ToolResult
     ) -> Sequence[OutputItem]:

@@ -128,6 +128,13 @@ class HostedToolSearch(SiteToolType):
         for label, listed in result.fields.get("lists", {}).items():
             offer_listed(listed["tools"], options["servers"][label]["options"], offered)
 
+    def is_spent(
+        self, options: Mapping[str, Any], result: ToolResult, offered: OfferedTools
+    ) -> bool:
+        """Whether all is loaded, or nothing new: a small model would repeat the search."""
+        names = set(result.fields.get("names", ()))
+        return bool(names) and (not offered.tools or names.issuperset(options["names"]))
+
 
 TYPE = HostedToolSearch()
 

@@ -75,6 +75,7 @@ class _State:
     is_first: bool
     has_other_calls: bool
     discovered: list[Tool] = field(default_factory=list)
+    spent: list[str] = field(default_factory=list)
     routes: dict[str, Route] = field(default_factory=dict)
     from_call: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -95,6 +96,8 @@ class ResponseTurns(Turns):
         self._context: CompactedContext | None = None
         """What the newest compaction has left of the messages before it."""
         self._discovered: list[Tool] = []
+        self._spent_types: list[str] = []
+        """Types of tools of the site that the model is not offered any more."""
         super().__init__(plan.most_calls)
 
     def _begin(self) -> None:
@@ -166,6 +169,8 @@ class ResponseTurns(Turns):
         type_, options = site_tools()[route.type], self._plan.options[call.tool]
         type_.discover(route, options, result, offered)
         self._discovered += offered.tools
+        if type_.is_spent(options, result, offered):
+            self._spent_types.append(route.type)
         return call
 
     @property
@@ -182,8 +187,8 @@ class ResponseTurns(Turns):
         ``request`` is that of the first turn, not compacted.
         """
         tools = (*request.tools, *self._discovered)
-        if not self.may_call:
-            tools = tuple(one for one in tools if self._route(one.name).type not in site_tools())
+        left_out = self._spent_types if self.may_call else site_tools()
+        tools = tuple(one for one in tools if self._route(one.name).type not in left_out)
         # Without tools, because no server could be listed, the model answers with text.
         must_call = request.must_call and not self.made and bool(tools)
         context = self._context
@@ -198,7 +203,12 @@ class ResponseTurns(Turns):
             fields.pop("logprobs", None)
             from_call.append((type(delta).__name__, fields))
         state = _State(
-            self._is_first, self._has_other_calls, self._discovered, self._routes, from_call
+            self._is_first,
+            self._has_other_calls,
+            self._discovered,
+            self._spent_types,
+            self._routes,
+            from_call,
         )
         return {"turns": super().save(), "turn": _STATE.dump_python(state, mode="json")}
 
@@ -210,7 +220,8 @@ class ResponseTurns(Turns):
         super().restore(saved["turns"])
         state = _STATE.validate_python(saved["turn"])
         self._is_first, self._has_other_calls = state.is_first, state.has_other_calls
-        self._discovered, self._context = state.discovered, context
+        self._discovered, self._spent_types = state.discovered, state.spent
+        self._context = context
         self._routes.update(state.routes)
         self._from_call = [_DELTAS[name](**fields) for name, fields in state.from_call]
 

@@ -319,7 +319,8 @@ CRM = {
     "description": "Customers",
     "tools": [deferred("find"), {**deferred("count"), "defer_loading": False}],
 }
-SEARCHING = [{"type": "tool_search"}, CRM, deferred("weather", description="Of a place")]
+WEATHER = deferred("weather", description="Of a place")
+SEARCHING = [{"type": "tool_search"}, CRM, WEATHER, deferred("mail")]
 
 
 def functions_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -336,15 +337,17 @@ def test_the_model_loads_deferred_tools_in_the_middle_of_a_response(site: LoopSi
     first, second, third = [one.body for one in site.model.asked]
     assert [*functions_of(first)] == ["crm__count", "tool_search"]
     described = functions_of(first)["tool_search"]
-    assert described["description"].endswith("- crm: Customers\n- weather: Of a place")
-    assert described["parameters"]["properties"]["paths"]["items"]["enum"] == ["crm", "weather"]
+    assert described["description"].endswith("- crm: Customers\n- weather: Of a place\n- mail: ")
+    names = described["parameters"]["properties"]["paths"]["items"]["enum"]
+    assert names == ["crm", "weather", "mail"]
     assert [*functions_of(second)] == ["crm__count", "tool_search", "crm__find", "weather"]
     told = second["messages"][-1]["content"]
     assert told == (
         "Loaded: crm, weather. These functions can be called now.\n"
-        "Not found: bank. There is: crm, weather."
+        "Not found: bank. There is: crm, weather, mail."
     )
-    assert [*functions_of(third)] == [*functions_of(second)]  # None of them twice.
+    # None of them twice; and the search is not offered after one that has found nothing new.
+    assert [*functions_of(third)] == ["crm__count", "crm__find", "weather"]
     searched, found, *repeated, find, weather = made["output"]
     assert searched.pop("id").startswith("tsc_")
     arguments = {"paths": ["crm", "weather", "bank"]}
@@ -367,12 +370,13 @@ def test_the_model_loads_deferred_tools_in_the_middle_of_a_response(site: LoopSi
     body = {**site.request(tools=SEARCHING), "previous_response_id": made["id"]}
     created(site, {**body, "input": [*outputs, played]})
     [after] = site.model.asked
-    assert [*functions_of(after.body)] == ["crm__count", "crm__find", "weather"]
+    assert [*functions_of(after.body)] == ["crm__count", "crm__find", "weather", "tool_search"]
 
 
 def test_the_stream_of_a_tool_search_can_be_read_again(site: LoopSite) -> None:
     search = {"calls": [["tool_search", {"paths": ["weather"]}]]}
-    body = {**site.request(search, SAY, tools=SEARCHING), "stream": True}
+    tools = [{"type": "tool_search"}, WEATHER]
+    body = {**site.request(search, SAY, tools=tools), "stream": True}
     with site.stack.http() as http:
         live = http.post("/v1/responses", json=body).text
         events = [json.loads(line[6:]) for line in live.splitlines() if line.startswith("data: {")]
@@ -386,6 +390,7 @@ def test_the_stream_of_a_tool_search_can_be_read_again(site: LoopSite) -> None:
     assert [one["output_index"] for one in added] == [0, 1, 2]
     assert done == events[-1]["response"]["output"]
     assert again == live
+    assert [*functions_of(site.model.body)] == ["weather"]  # All is loaded: no search any more.
 
 
 def test_a_choice_of_a_deferred_tool_loads_it(site: LoopSite) -> None:
