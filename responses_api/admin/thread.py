@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inference_site.core.admin_pages.labels import Bubble, Piece, image_piece, text_piece
@@ -157,12 +157,18 @@ class BubbleMaker:
                 self._outputs[call_id] = _pieces(RESULTS[kind](item.data))
 
     def bubbles(self, items: Iterable[Item]) -> list[Bubble]:
-        """Return the bubbles of items, without outputs whose call is on the page."""
-        return [
-            self._bubble(item.data, item.project_id)
-            for item in items
-            if item.data["type"] not in RESULTS or item.data.get("call_id") not in self._called
-        ]
+        """Return the bubbles of items, without outputs whose call is on the page.
+
+        What a search of the site has found has no ``call_id``: it follows its call.
+        """
+        made: list[Bubble] = []
+        for item in items:
+            data = item.data
+            if data["type"] == "tool_search_output" and data.get("execution") == "server" and made:
+                made[-1] = replace(made[-1], result=_pieces(RESULTS[data["type"]](data)))
+            elif data["type"] not in RESULTS or data.get("call_id") not in self._called:
+                made.append(self._bubble(data, item.project_id))
+        return made
 
     def _bubble(self, data: ItemData, project_id: int) -> Bubble:
         match data["type"]:

@@ -189,8 +189,8 @@ def test_searches_of_the_site_are_shown_with_what_each_has_found(
     card = page(admin, stored).partition("<h2>Tool calls</h2>")[2].partition("</section>")[0]
     shown = ("weather", "Loaded: weather", "Loaded: customers", "a query", "a.txt: A passage.")
     assert [one for one in shown if one not in card] == []
-    bubbles = [one for one in turns(stored)[0].bubbles if one.kind in ("call", "result")]
-    results = [one.pieces[0].text for one in bubbles if one.kind == "result"]
+    calls = [one for one in turns(stored)[0].bubbles if one.name == "tool_search"]
+    results = [one.result and one.result[0].text for one in calls]
     assert results == ["Loaded: weather", "Loaded: customers"]
 
 
