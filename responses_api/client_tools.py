@@ -42,7 +42,6 @@ from responses_api.wire.objects import (
 from responses_api.wire.tools import (
     CustomTool,
     FunctionTool,
-    McpTool,
     NamedChoice,
     NamespaceTool,
     Tool,
@@ -189,12 +188,24 @@ delete_file: no diff.""",
 class DeferredTool:
     """What the model is not shown until a search has loaded it: a tool, or those of a namespace.
 
-    ``param`` is its path in the request, for errors; ``count`` is the number of functions.
+    ``param`` is its path in the request, for errors.
     """
 
     param: str
     tool: FunctionTool | CustomTool | NamespaceTool
-    count: int = 1
+
+    @property
+    def functions(self) -> list[FunctionTool | CustomTool]:
+        """The functions that are deferred: the tool, or some of the namespace."""
+        tools = self.tool.tools if isinstance(self.tool, NamespaceTool) else (self.tool,)
+        return [one for one in tools if one.defer_loading]
+
+    @property
+    def deferred_part(self) -> FunctionTool | CustomTool | NamespaceTool:
+        """The tool; a namespace without the functions that are not deferred."""
+        if not isinstance(self.tool, NamespaceTool):
+            return self.tool
+        return self.tool.model_copy(update={"tools": self.functions})
 
     @property
     def line(self) -> str:
@@ -223,8 +234,9 @@ class OfferedTools:
     """Calls of these that come before the first turn of the model."""
     deferred: list[DeferredTool] = field(default_factory=list)
     """Tools that a search may load."""
-    deferred_servers: dict[str, McpTool] = field(default_factory=dict)
-    """MCP servers whose tools a search of the site may load, by label."""
+    deferred_servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """MCP servers whose tools a search of the site may load, by label: the ``tool`` as the API
+    shows it, and its ``options``."""
     is_hosted: bool = False
     """Whether the site searches; the client may have to."""
     items: list[dict[str, Any]] = field(default_factory=list)
@@ -269,7 +281,7 @@ class OfferedTools:
         self.routes[name], self.names[route], self.functions[name] = route, name, make(name)
 
     def require_room(self, more: int) -> None:
-        """Raise InvalidRequestError if there are too many functions with so many more."""
+        """Raise InvalidRequestError if ``more`` functions do not fit into MAX_FUNCTIONS."""
         if len(self.routes) + more > MAX_FUNCTIONS:
             raise InvalidRequestError(
                 f"Invalid '{self.param}': with it there are more than {MAX_FUNCTIONS} functions, "
@@ -404,7 +416,7 @@ def _offer_search(
     """Offer the search that the site runs, or that of the client; then the site runs none."""
     if offered.is_hosted:
         offered.param, search = searches[0]
-        offered.require_room(sum(one.count for one in offered.deferred))
+        offered.require_room(sum(len(one.functions) for one in offered.deferred))
         site_tool = site_tool_named(search.type)
         if site_tool and (options := site_tool.offer(search, offered, project_id)) is not None:
             offered.site_tools.append(options)
@@ -468,10 +480,9 @@ def _offer_callable(
     ``where`` is the path of the tool. The description of a namespace stands before that of its
     first function.
     """
-    callables = list(tool.tools) if isinstance(tool, NamespaceTool) else [tool]
-    hidden = 0 if is_loaded else sum(one.defer_loading is True for one in callables)
-    if hidden:
-        offered.deferred.append(DeferredTool(where, tool, hidden))
+    deferred = DeferredTool(where, tool)
+    if not is_loaded and deferred.functions:
+        offered.deferred.append(deferred)
     if isinstance(tool, NamespaceTool):
         note = tool.description
         for number, inner in enumerate(tool.tools):
@@ -479,7 +490,7 @@ def _offer_callable(
                 place = f"{where}.tools[{number}]"
                 _offer_function(offered, inner, place, tool.name, note)
                 note = None
-    elif not hidden and _may_call(tool):
+    elif _may_call(tool) and (is_loaded or not tool.defer_loading):
         is_named = offered.is_hosted and tool.defer_loading and isinstance(tool, FunctionTool)
         _offer_function(offered, tool, where, tool.name if is_named else None, None)
 

@@ -39,6 +39,7 @@ from responses_api.wire.tools import (
     NamedChoice,
     TypedChoice,
     TypedTool,
+    tool_object,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class McpToolType(SiteToolType):
         if listed:
             offer_listed(listed[-1]["tools"], options, offered)
         elif tool.defer_loading and offered.is_hosted:
-            offered.deferred_servers[tool.server_label] = tool
+            server = {"tool": tool_object(tool), "options": options}
+            offered.deferred_servers[tool.server_label] = server
         else:
             offered.first_calls.append(FirstCall(Route("mcp", LIST_TOOLS, tool.server_label)))
         answers = answers_in(offered.new_items, offered.items)

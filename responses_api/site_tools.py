@@ -172,13 +172,18 @@ def site_tool_named(name: str) -> SiteToolType | None:
     return _by_name().get(name)
 
 
+def arguments_of(text: str) -> dict[str, Any]:
+    """Return the arguments of a call from their JSON text; none if that is no object."""
+    try:
+        given = from_json(text or "{}")
+    except ValueError:
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
 def text_argument(arguments: str, name: str) -> str | None:
     """Return an argument of a call, whose arguments are JSON text; None if it is no text."""
-    try:
-        given = from_json(arguments or "{}")
-    except ValueError:
-        return None
-    value = given.get(name) if isinstance(given, dict) else None
+    value = arguments_of(arguments).get(name)
     return value if isinstance(value, str) else None
 
 

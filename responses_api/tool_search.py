@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic_core import from_json
 
 from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.queue import new_id
 from responses_api.client_tools import DeferredTool, OfferedTools, load
 from responses_api.mcp import offer_listed
-from responses_api.site_tools import Route, SiteToolType
+from responses_api.site_tools import Route, SiteToolType, arguments_of
 from responses_api.wire.objects import (
     HostedToolSearchCall,
     McpListTools,
@@ -52,11 +51,7 @@ class HostedToolSearch(SiteToolType):
         self, tool: TypedTool, offered: OfferedTools, project_id: int
     ) -> dict[str, Any] | None:
         """Offer the search, if anything is deferred (see ``SiteToolType.offer``)."""
-        servers = {
-            options["server_label"]: {"tool": tool_object(server), "options": options}
-            for options in offered.site_tools
-            if (server := offered.deferred_servers.get(options.get("server_label", "")))
-        }
+        servers = offered.deferred_servers
         names = list(dict.fromkeys([*(one.tool.name for one in offered.deferred), *servers]))
         if not names:
             return None
@@ -89,12 +84,7 @@ class HostedToolSearch(SiteToolType):
 
     def end(self, item: SiteCallItem, arguments: str, result: ToolResult) -> SiteCallItem:
         """Return the item of a call with its arguments (see ``SiteToolType.end``)."""
-        try:
-            given = from_json(arguments)
-        except ValueError:
-            given = {}
-        shown = given if isinstance(given, dict) else {}
-        return changed(item, status="completed", arguments=shown)
+        return changed(item, status="completed", arguments=arguments_of(arguments))
 
     def following(
         self, item: SiteCallItem, options: Mapping[str, Any], result: ToolResult
@@ -103,7 +93,7 @@ class HostedToolSearch(SiteToolType):
 
         Of a namespace it has the tools that are deferred.
         """
-        shown = [tool_object(_part(one.tool)) for one in _loaded(options, result)]
+        shown = [tool_object(one.deferred_part) for one in _loaded(options, result)]
         lists: Mapping[str, Mapping[str, Any]] = result.fields.get("lists", {})
         shown += [options["servers"][label]["tool"] for label in lists]
         return [
@@ -144,13 +134,3 @@ def _loaded(options: Mapping[str, Any], result: ToolResult) -> Iterator[Deferred
     for one in options["tools"]:
         if one["tool"]["name"] in names:
             yield DeferredTool(one["param"], _TOOL.validate_python(one["tool"]))
-
-
-def _part(
-    tool: FunctionTool | CustomTool | NamespaceTool,
-) -> FunctionTool | CustomTool | NamespaceTool:
-    """Return what was deferred: of a namespace, some tools."""
-    if not isinstance(tool, NamespaceTool):
-        return tool
-    deferred = [one for one in tool.tools if one.defer_loading]
-    return tool.model_copy(update={"tools": deferred})

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from queue import Queue
 
 from inference_site.core.domain.deltas import Delta, Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.request import GenerationRequest
+from worker.engines.base import Engine
 
 
 class RecordingSink:
@@ -47,3 +50,15 @@ class RecordingSink:
         last = self.deltas[-1]
         assert isinstance(last, Usage)
         return last
+
+
+def answered(engine: Engine, request: GenerationRequest, *, starts: bool) -> RecordingSink:
+    """Return what the engine answers; ``starts``: by ``start``, otherwise by ``run``."""
+    sink = RecordingSink()
+    if starts:
+        ended: Queue[Exception | None] = Queue()
+        assert engine.start(request, sink, ended.put)
+        assert ended.get(timeout=30) is None
+    else:
+        engine.run(request, sink)
+    return sink

@@ -18,7 +18,7 @@ from django.utils.crypto import salted_hmac
 
 from completions.anthropic import wire
 from completions.anthropic.server_tools import unseal_result
-from completions.anthropic.tool_changes import client_tools
+from completions.anthropic.tool_changes import PlacedTool
 from inference_site.core.domain.request import (
     GenerationRequest,
     Message,
@@ -182,13 +182,15 @@ class History:
 def to_chat(
     body: wire.Prompt,
     history: History,
+    clients: Iterable[PlacedTool],
     functions: Iterable[Tool] = (),
     *,
     has_template: bool,
 ) -> Body:
     """Return the body of a chat completion; the results of searches are added to the history.
 
-    ``functions`` are those that the site runs. ``has_template``: the model takes variables of its
+    ``clients`` are the tools of the client, ``functions`` those that the site runs.
+    ``has_template``: the model takes variables of its
     chat template, such as whether it thinks. Raise InvalidRequestError for thoughts and results of
     searches that are not of this site, for calls without results, and for contradictions.
     """
@@ -201,7 +203,7 @@ def to_chat(
         "model": body.model,
         # A last message of the assistant is continued, as it is by Anthropic's API.
         "messages": messages,
-        **_tools(body, functions),
+        **_tools(body, clients, functions),
         **(_thinking(body) if has_template else {}),
     }
     format_ = body.output_config.format if body.output_config else None
@@ -224,9 +226,9 @@ def to_chat(
     return chat
 
 
-def ignored_tools(body: wire.Prompt) -> list[str]:
+def ignored_tools(clients: Iterable[PlacedTool]) -> list[str]:
     """Return the types of tools that would run at Anthropic; the model is not shown them."""
-    return [f"tools[].{tool.type}" for _, tool in client_tools(body) if _schema_of(tool) is None]
+    return [f"tools[].{tool.type}" for _, tool in clients if _schema_of(tool) is None]
 
 
 def unused_thinking(body: wire.Prompt, chat: Body) -> list[str]:
@@ -239,12 +241,12 @@ def unused_thinking(body: wire.Prompt, chat: Body) -> list[str]:
     return names
 
 
-def long_names(body: wire.MessagesRequest) -> dict[str, str]:
+def long_names(clients: Iterable[PlacedTool]) -> dict[str, str]:
     """Return the names of the client's tools that are too long for the model, by the shorter ones.
 
     The model calls a tool by the shorter name.
     """
-    names = {short_name(tool.name): tool.name for _, tool in client_tools(body)}
+    names = {short_name(tool.name): tool.name for _, tool in clients}
     return {called: name for called, name in names.items() if called != name}
 
 
@@ -535,9 +537,9 @@ def _all_text(content: str | Sequence[Any]) -> str:
     return "\n".join(block.text for block in content if isinstance(block, wire.TextBlock))
 
 
-def _tools(body: wire.Prompt, functions: Iterable[Tool]) -> Body:
+def _tools(body: wire.Prompt, clients: Iterable[PlacedTool], functions: Iterable[Tool]) -> Body:
     tools: list[Body] = []
-    for path, tool in client_tools(body):
+    for path, tool in clients:
         if (schema := _schema_of(tool)) is None:
             continue
         where = f"{path}.input_schema" if tool.input_schema else path

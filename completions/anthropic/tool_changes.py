@@ -12,8 +12,11 @@ from completions.anthropic import wire
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.gateway.api.payload import shown_name
 
+PlacedTool = tuple[str, wire.RequestTool]
+"""A tool of the client's, after its path in the request."""
 
-def client_tools(body: wire.Prompt) -> list[tuple[str, wire.RequestTool]]:
+
+def client_tools(body: wire.Prompt) -> list[PlacedTool]:
     """Return the client's tools that the model may call after all changes, with their paths.
 
     Raise InvalidRequestError for a change of a tool that is none of the client's.
@@ -22,9 +25,10 @@ def client_tools(body: wire.Prompt) -> list[tuple[str, wire.RequestTool]]:
     given = [
         (f"tools.{position}", tool)
         for position, tool in enumerate(body.tools or ())
-        if isinstance(tool, wire.RequestTool) and tool.name not in defined
+        if isinstance(tool, wire.RequestTool)
     ]
-    known, removed = {tool.name for _, tool in given} | defined.keys(), _not_found(body)
+    removed = _not_found(body, [tool for _, tool in given])
+    known = {tool.name for _, tool in given} | defined.keys()
     for place, block in _tool_changes(body):
         if isinstance(block.tool, wire.ToolDefinition):
             removed.discard(block.tool.definition.name)
@@ -36,16 +40,16 @@ def client_tools(body: wire.Prompt) -> list[tuple[str, wire.RequestTool]]:
                 param=f"{place}.tool.name",
             )
         (removed.add if isinstance(block, wire.ToolRemovalBlock) else removed.discard)(name)
-    return [(path, tool) for path, tool in (*given, *defined.values()) if tool.name not in removed]
+    first = (one for one in given if one[1].name not in defined)
+    return [one for one in (*first, *defined.values()) if one[1].name not in removed]
 
 
-def _not_found(body: wire.Prompt) -> set[str]:
-    """Return the names of the tools with ``defer_loading`` that no result of a search names.
+def _not_found(body: wire.Prompt, tools: Sequence[wire.RequestTool]) -> set[str]:
+    """Return the names of those tools with ``defer_loading`` that no result of a search names.
 
     Without another tool the model could not search, and a search of Anthropic's does not run here:
     then all tools are shown.
     """
-    tools = [tool for tool in body.tools or () if isinstance(tool, wire.RequestTool)]
     deferred = {tool.name for tool in tools if tool.defer_loading}
     does_search = any((tool.type or "").startswith("tool_search_tool_") for tool in tools)
     if does_search or not 0 < len(deferred) < len(tools):
@@ -61,7 +65,7 @@ def _not_found(body: wire.Prompt) -> set[str]:
     return deferred - found - {body.tool_choice and body.tool_choice.name}
 
 
-def defined_tools(body: wire.Prompt) -> dict[str, tuple[str, wire.RequestTool]]:
+def defined_tools(body: wire.Prompt) -> dict[str, PlacedTool]:
     """Return the client's tools that messages define, by their names, with their paths."""
     return {
         block.tool.definition.name: (f"{place}.tool.definition", block.tool.definition)

@@ -23,6 +23,7 @@ from completions.anthropic.mapping import (
     with_client_paths,
 )
 from completions.anthropic.server_tools import ServerTools, numbered, server_tools
+from completions.anthropic.tool_changes import PlacedTool, client_tools
 from completions.mapping import cannot_continue, to_generation_request
 from completions.wire.chat import DialectChat
 from inference_site.accounts.keys import Caller
@@ -135,7 +136,7 @@ def message_submission(caller: Caller, body: wire.MessagesRequest, betas: str = 
         max_searches=tools.max_searches,
         results=numbered(given.results) if tools.options else [],
         shows_listings=_knows_listings(betas),
-        names=long_names(body),
+        names=long_names(given.clients),
         hides_thinking=body.thinking is not None and body.thinking.display == "omitted",
         site_tools=tools.options if has_content else [],
         has_content=has_content,
@@ -164,12 +165,14 @@ def _knows_listings(betas: str) -> bool:
 class _Given:
     """A request: its model, what the engine is asked, and the tools that the site runs.
 
-    ``results`` are those of earlier searches among its messages.
+    ``clients`` are the tools of the client, ``results`` those of earlier searches among its
+    messages.
     """
 
     model: ResolvedModel
     asked: GenerationRequest
     tools: ServerTools
+    clients: list[PlacedTool]
     results: list[WebResult]
     ignored_params: list[str]
     end_user: str
@@ -181,8 +184,8 @@ class _Given:
         tools = server_tools(body, caller.project_id)
         history = History(caller.project_id)
         has_template = "chat_template" in model.capabilities
-        functions = tools.functions.values()
-        converted = to_chat(body, history, functions, has_template=has_template)
+        clients, functions = client_tools(body), tools.functions.values()
+        converted = to_chat(body, history, clients, functions, has_template=has_template)
         must_call = body.tool_choice is not None and body.tool_choice.type in ("any", "tool")
         if must_call and "tools" not in converted and not tools.unlisted:
             raise InvalidRequestError(
@@ -200,11 +203,11 @@ class _Given:
         asked = with_client_paths(asked, converted)
         if tools.unlisted:
             asked = _with_listing(asked, body, model)
-        names: list[Any] = [*body.ignored_params, *ignored_tools(body)]
+        names: list[Any] = [*body.ignored_params, *ignored_tools(clients)]
         names += unused_thinking(body, converted)
         # Names with brackets are those of the client's tools.
         names += (n if "[" in n else client_field(n) for n in ignored_fields(model, chat, asked))
-        return cls(model, asked, tools, history.results, names, chat.user or "")
+        return cls(model, asked, tools, clients, history.results, names, chat.user or "")
 
 
 def _with_listing(

@@ -220,7 +220,7 @@ def _is_due(
     if not middle or characters + tools < compaction.threshold:
         return False
     tokens = (characters + tools) // _TOKEN_CHARACTERS + len(request.messages) * _MESSAGE_TOKENS
-    if compaction.counts and not any(message.parts for message in request.messages):
+    if compaction.counts and not request.has_parts:
         turn = Collector(sink)
         try:
             engine.run(replace(request, operation="render"), turn)

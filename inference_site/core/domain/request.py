@@ -391,6 +391,11 @@ class GenerationRequest:
     only_tools: bool = False
 
     @property
+    def has_parts(self) -> bool:
+        """Whether a message has parts, such as images and sounds, in place of one text."""
+        return any(message.parts for message in self.messages)
+
+    @property
     def answers(self) -> int:
         """The number of answers to all prompts; each has exactly one ``Finish``."""
         return self.choices * (len(self.prompts) or 1)

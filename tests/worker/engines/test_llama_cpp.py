@@ -37,7 +37,7 @@ from inference_site.core.domain.request import (
 )
 from inference_site.core.host import free_port
 from tests.served_stack import ROOT
-from tests.sinks import RecordingSink
+from tests.sinks import RecordingSink, answered
 from tests.tiny_weights import write_model
 from tests.waiting import wait_until
 from worker.engines import own_server
@@ -315,13 +315,7 @@ def test_a_grammar_binds_the_answer_of_a_template_that_begins_thoughts(
         template_vars={"enable_thinking": True},
     )
     assert rendered(templated, asked).endswith("</think>\n\n")
-    sink = RecordingSink()
-    if starts:
-        ended: Queue[Exception | None] = Queue()
-        assert templated.start(asked, sink, ended.put)
-        assert ended.get(timeout=30) is None
-    else:
-        templated.run(asked, sink)
+    sink = answered(templated, asked, starts=starts)
     assert sink.text in ("yes", "no")
     assert not any(isinstance(delta, ReasoningDelta) for delta in sink.deltas)
     sink = RecordingSink()

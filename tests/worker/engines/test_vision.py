@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from inference_site.core.domain.request import (
     Tool,
 )
 from tests.images import PARAM, data_url, encoded
-from tests.sinks import RecordingSink
+from tests.sinks import RecordingSink, answered
 from tests.tiny_vision import IMAGE_TOKENS, write_projector
 from tests.worker.engines.llama_payloads import chat_payload
 from worker.engines.base import Engine, load_engine
@@ -219,33 +218,26 @@ def test_completions_of_a_model_with_a_projector(engine: Engine) -> None:
 def test_thoughts_that_are_begun_beside_an_image_are_ended(thinking: Engine, starts: bool) -> None:
     """A grammar would bind them, and the answer would be empty."""
 
-    def answered(**fields: Any) -> RecordingSink:
-        sink, asked = RecordingSink(), replace(request_of(HELLO, RED), **fields)
-        if starts:
-            ended: Queue[Exception | None] = Queue()
-            assert thinking.start(asked, sink, ended.put)
-            assert ended.get(timeout=30) is None
-        else:
-            thinking.run(asked, sink)
-        return sink
+    def thought(**fields: Any) -> RecordingSink:
+        return answered(thinking, replace(request_of(HELLO, RED), **fields), starts=starts)
 
-    assert thoughts(answered())
+    assert thoughts(thought())
     bound = Constraint("regex", "yes|no", "grammar")
     tool = Tool("f", None, {"properties": {}, "additionalProperties": False})
     for fields in ({}, {"reasoning_budget": 0}, {"reasoning_budget": 3}):
-        answer = answered(constraint=bound, **fields)
+        answer = thought(constraint=bound, **fields)
         assert answer.text in ("yes", "no")
         assert not thoughts(answer)
-        forced = answered(
+        forced = thought(
             tools=(tool,), must_call=True, top_logprobs=None, max_output_tokens=40, **fields
         )
         assert forced.finishes == ["tool_calls"]
-    answer = answered(reasoning_budget=0)
+    answer = thought(reasoning_budget=0)
     assert answer.text.strip()
     assert not thoughts(answer)
     before = Message("assistant", "Hello.")
     said = (*request_of(HELLO, RED).messages, before)
-    assert answered(messages=said, constraint=bound).usage.output_tokens > 0
+    assert thought(messages=said, constraint=bound).usage.output_tokens > 0
 
 
 def thoughts(answer: RecordingSink) -> str:

@@ -173,11 +173,6 @@ class BuildFacts:
     has_llguidance: bool
 
 
-def _has_parts(request: GenerationRequest) -> bool:
-    """Whether the messages may have images or sounds, which only llama.cpp's own chats take."""
-    return any(message.parts for message in request.messages)
-
-
 class LlamaCppEngine(Engine):
     """A model in a server of llama.cpp (see ``worker.engines.base.Engine``)."""
 
@@ -225,7 +220,7 @@ class LlamaCppEngine(Engine):
         if chat.operation == "chat" and not needs_own_chat(chat, self._spec):
             prompt = self._trial.check(chat)
             must_end = self._must_end_thoughts(chat, prompt)
-            if not (is_long((prompt,)) or (must_end and not _has_parts(chat))):
+            if not (is_long((prompt,)) or (must_end and not chat.has_parts)):
                 event_loop().start(self._chat(chat, sink, must_end), ended)
                 return True
         elif request.operation == "complete" and not (request.echo or request.names_prompt_tokens):
@@ -241,10 +236,10 @@ class LlamaCppEngine(Engine):
 
         A grammar would bind them, and llama.cpp would return all of the answer as thoughts. With a
         budget of 0, llama.cpp does not end them: it leaves out the first token of their end.
-        The chat adapter ends them in the prompt. Beside images and sounds, ``_chat`` does for a
-        grammar, and the payload for a budget of 0.
+        The chat adapter ends them in the prompt. Beside images and sounds, which only llama.cpp's
+        own chats take, ``_chat`` does for a grammar, and the payload for a budget of 0.
         """
-        is_off = request.reasoning_budget == 0 and not _has_parts(request)
+        is_off = request.reasoning_budget == 0 and not request.has_parts
         is_bound = request.must_call or request.constraint is not None
         if not (is_off or is_bound):
             return False
@@ -271,7 +266,7 @@ class LlamaCppEngine(Engine):
             return
         prompt = self._trial.check(request)
         must_end = self._must_end_thoughts(request, prompt)
-        if must_end and not _has_parts(request):
+        if must_end and not request.has_parts:
             self._own_chat("").chat(adapter_request, sink)
             return
         with suppress(Cancelled):

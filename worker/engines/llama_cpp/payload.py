@@ -75,7 +75,7 @@ class LlamaCppPayloads(Payloads):
                 raise InvalidRequest(f"The model '{self._spec.id}' takes no images.", part.param)
             if isinstance(part, AudioPart) and "audio" not in inputs:
                 raise InvalidRequest(f"The model '{self._spec.id}' takes no audio.", part.param)
-        if request.reasoning_budget == 0 and any(m.parts for m in request.messages):
+        if request.reasoning_budget == 0 and request.has_parts:
             # With 0 llama.cpp leaves out the first token of the end of begun thoughts, so they do
             # not end. Other chats have them ended in their prompts.
             request = replace(request, reasoning_budget=1)

@@ -246,7 +246,7 @@ def render(
     ask: Ask, spec: ModelSpec, request: GenerationRequest, payload: dict[str, Any], sink: Sink
 ) -> None:
     """Apply the chat template to the payload of a chat (see ``Engine.render``)."""
-    if any(message.parts for message in request.messages):
+    if request.has_parts:
         raise InvalidRequest("A prompt with images or sounds cannot be rendered.", "messages")
     text = ask("/apply-template", payload)["prompt"]
     if not fits(ask, spec, request, text, sink):

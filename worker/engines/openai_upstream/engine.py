@@ -243,7 +243,7 @@ class TokenService:
 
     async def render(self, request: GenerationRequest, sink: Sink) -> None:
         """Apply the chat template (see ``Engine.render``)."""
-        if any(message.parts for message in request.messages):
+        if request.has_parts:
             raise InvalidRequest("A prompt with images or sounds cannot be rendered.", "messages")
         chat = self._payloads.chat(request)
         if self._is_llama_cpp:
