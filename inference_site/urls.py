@@ -26,6 +26,8 @@ from inference_site.gateway.organization_views import (
     ProjectKeyView,
     ProjectsView,
     ProjectView,
+    RateLimitsView,
+    RateLimitView,
     ServiceAccountsView,
     ServiceAccountView,
     SpendLimitView,
@@ -105,6 +107,11 @@ urlpatterns = [
     path("v1/organization/projects/<str:project_id>", ProjectView.as_view()),
     path("v1/organization/projects/<str:project_id>/archive", ProjectArchiveView.as_view()),
     path("v1/organization/projects/<str:project_id>/spend_limit", SpendLimitView.as_view()),
+    path("v1/organization/projects/<str:project_id>/rate_limits", RateLimitsView.as_view()),
+    path(
+        "v1/organization/projects/<str:project_id>/rate_limits/<path:rate_limit_id>",
+        RateLimitView.as_view(),
+    ),
     path("v1/organization/projects/<str:project_id>/api_keys", ProjectKeysView.as_view()),
     path(
         "v1/organization/projects/<str:project_id>/api_keys/<str:key_id>",

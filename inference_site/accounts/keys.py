@@ -10,8 +10,8 @@ import secrets
 import threading
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from django.db import transaction
 from django.utils import timezone
@@ -45,7 +45,14 @@ SELECT {digest}, key.id, key.project_id, project.name, key.scopes, key.allowed_m
        key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
        project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
        project.disconnect_grace_s, key.priority_requests_per_minute,
-       EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id)
+       EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id),
+       (SELECT json_agg(json_build_array(
+            CASE WHEN of_model.api_key_id IS NULL THEN 'project' ELSE 'key' END,
+            of_model.requests_per_minute, of_model.tokens_per_minute, of_model.concurrent_runs,
+            of_model.model
+        ) ORDER BY of_model.api_key_id NULLS LAST)
+        FROM accounts_modellimit of_model WHERE of_model.project_id = key.project_id
+            AND (of_model.api_key_id IS NULL OR of_model.api_key_id = key.id))
 FROM accounts_apikey key JOIN accounts_project project ON project.id = key.project_id
      LEFT JOIN auth_user owner ON owner.id = key.owner_id {secrets}
 WHERE {which} AND key.revoked_at IS NULL AND project.is_active AND owner.is_active IS NOT FALSE
@@ -77,20 +84,30 @@ _BY_KEY = _CALLER.format(
 )
 
 
+Owner = Literal["key", "project"]
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a project or a key; None means no limit."""
+    """Limits of a caller's key or project for one model, or for all; None means no limit."""
 
+    owner: Owner
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_runs: int | None = None
+    model: str = ""
+
+    def holds_for(self, model: str) -> bool:
+        """Whether a request to this model counts here; "" is a request that has no model."""
+        return self.model in ("", model)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request: the key and project behind a valid secret.
 
-    An empty ``allowed_models`` allows all models.
+    An empty ``allowed_models`` allows all models. ``limits`` are those of the key and the project,
+    for all models and for each that has some.
     """
 
     api_key_id: int
@@ -98,8 +115,7 @@ class Caller:
     project_name: str = ""
     scopes: frozenset[str] = frozenset()
     allowed_models: frozenset[str] = frozenset()
-    key_limits: Limits = field(default=Limits())
-    project_limits: Limits = field(default=Limits())
+    limits: tuple[Limits, ...] = ()
     disconnect_grace_s: int | None = None
     priority_requests_per_minute: int | None = None
     has_budget: bool = False
@@ -301,15 +317,18 @@ def _query_callers(
                 execute_prepared(_USED, {"key": key, **times})
                 if digest:
                     execute_prepared(_DIGEST_USED, {"digest": digest, **times})
-        *limits, grace_s, priority, has_budget = rest
+        *limits, grace_s, priority, has_budget, of_models = rest
         callers[digest] = Caller(
             api_key_id=key,
             project_id=project,
             project_name=name,
             scopes=frozenset(scopes),
             allowed_models=frozenset(models),
-            key_limits=Limits(*limits[:3]),
-            project_limits=Limits(*limits[3:]),
+            limits=(
+                Limits("key", *limits[:3]),
+                Limits("project", *limits[3:]),
+                *(Limits(*values) for values in of_models or ()),
+            ),
             disconnect_grace_s=grace_s,
             priority_requests_per_minute=priority,
             has_budget=has_budget,

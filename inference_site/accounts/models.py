@@ -188,6 +188,43 @@ class ApiKey(Limited):
         return f"{self.name} ({self.prefix}…)"
 
 
+class ModelLimit(Limited):
+    """Limits of a project, or of one of its keys, for one model.
+
+    Requests to the model count here and in the limits for all models.
+    """
+
+    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="model_limits")
+    api_key = models.ForeignKey(
+        ApiKey,
+        on_delete=models.CASCADE,
+        related_name="model_limits",
+        null=True,
+        blank=True,
+        verbose_name="API key",
+        help_text="Leave empty to count all keys of the project together.",
+    )
+    # Its id, whether the catalogue has it or not.
+    model = models.CharField(max_length=200)
+
+    class Meta:
+        verbose_name = "limit of a model"
+        verbose_name_plural = "limits of models"
+        default_permissions = ()  # Those of the project.
+        constraints = [
+            models.UniqueConstraint(
+                fields=["project", "api_key", "model"],
+                nulls_distinct=False,
+                name="model_limit_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        amounts = ((getattr(self, name), name.replace("_", " ")) for name in LIMITS)
+        limits = ", ".join(f"{name} {amount:,}" for amount, name in amounts if amount is not None)
+        return f"{self.model}: {limits or 'no limit'}"
+
+
 class KeySecret(models.Model):
     """A secret of a key, stored as its SHA-256 only.
 

@@ -1,5 +1,7 @@
 """Limits of requests and tokens per minute, for keys and projects, counted in Redis.
 
+Each is for all models or for one. A request counts in all that hold for its model.
+
 The windows slide: they cover the last 60 seconds, not the minute of the clock. A request's tokens
 are counted as an estimate when it arrives and corrected after it has ended.
 """
@@ -13,16 +15,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import redis.exceptions
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import Q
 from limits.storage import RedisStorage
 
-from inference_site.accounts.keys import Caller
+from inference_site.accounts.keys import Caller, Owner
 from inference_site.accounts.limits_private import change_previous_count
-from inference_site.accounts.models import ApiKey, Project
+from inference_site.accounts.models import ApiKey, ModelLimit, Project
 from inference_site.core.errors.api_errors import RateLimitError
 from inference_site.core.observability.outages import OutageLog
 from inference_site.core.storage.redis import client_options
@@ -41,6 +42,7 @@ class AccountedGeneration:
 
     project_id: int
     api_key_id: int
+    model: str
     created_at: dt.datetime
     reserved_tokens: int
     used_tokens: int
@@ -48,22 +50,30 @@ class AccountedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The state of a window: its limit, what remains, and the seconds until all of it remains."""
+    """The state of a window: its limit, what remains, and the seconds until all of it remains.
+
+    Without a ``model`` it is for all.
+    """
 
     unit: str
     amount: int
     remaining: int
     reset_s: float
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A limit of requests, tokens or priority requests per minute, of one key or project."""
+    """A limit of requests, tokens or priority requests per minute, of one key or project.
 
-    owner: str
+    It is for one ``model``, or for all.
+    """
+
+    owner: Owner
     id: int
     unit: str
     amount: int
+    model: str = ""
 
     def cost(self, tokens: int) -> int:
         """Return the cost of a request with this number of tokens, at most the whole limit."""
@@ -74,7 +84,7 @@ class _Limit:
         previous, previous_s, current, current_s = self._counts()
         used = int(previous * previous_s / _WINDOW_S) + current
         reset_s = current_s if current else previous_s if previous else 0.0
-        return Window(self.unit, self.amount, max(0, self.amount - used), reset_s)
+        return Window(self.unit, self.amount, max(0, self.amount - used), reset_s, self.model)
 
     def wait_s(self, cost: int) -> float:
         """Return the seconds until the window has room for this cost, if nothing else uses it."""
@@ -94,7 +104,14 @@ class _Limit:
     @property
     def _key(self) -> str:
         """The name of the counts. Without the amount: a limit that is changed keeps its counts."""
-        return f"{self.unit}/{self.owner}/{self.id}"
+        key = f"{self.unit}/{self.owner}/{self.id}"
+        return f"{key}/{self.model}" if self.model else key
+
+    def __str__(self) -> str:
+        whose = f"of this {self.owner}"
+        if self.model:
+            whose = f"{whose} for the model `{self.model}`"
+        return f"{self.amount} {self.unit} a minute {whose}"
 
     def hit(self, cost: int) -> bool:
         """Count this cost if the window has room for it; return whether it has."""
@@ -130,31 +147,34 @@ def limit_storage() -> RedisStorage:
     return RedisStorage(settings.RATE_LIMIT_URL, key_prefix="limit", **client_options())
 
 
-def _limits_of(caller: Caller) -> Iterator[_Limit]:
-    for owner, id_, limits in (
-        ("key", caller.api_key_id, caller.key_limits),
-        ("project", caller.project_id, caller.project_limits),
-    ):
-        if limits.requests_per_minute is not None:
-            yield _Limit(owner, id_, "requests", limits.requests_per_minute)
-        if limits.tokens_per_minute is not None:
-            yield _Limit(owner, id_, "tokens", limits.tokens_per_minute)
+def _limits_of(caller: Caller, model: str) -> Iterator[_Limit]:
+    ids = {"key": caller.api_key_id, "project": caller.project_id}
+    for limits in caller.limits:
+        if not limits.holds_for(model):
+            continue
+        for unit, amount in (
+            ("requests", limits.requests_per_minute),
+            ("tokens", limits.tokens_per_minute),
+        ):
+            if amount is not None:
+                yield _Limit(limits.owner, ids[limits.owner], unit, amount, limits.model)
 
 
-def has_token_limit(caller: Caller) -> bool:
-    """Return whether the caller's key or project has a token limit."""
-    return any(limit.unit == "tokens" for limit in _limits_of(caller))
+def has_token_limit(caller: Caller, model: str) -> bool:
+    """Return whether the caller's key or project has a token limit that holds for this model."""
+    return any(limit.unit == "tokens" for limit in _limits_of(caller, model))
 
 
-def count_request(caller: Caller, tokens: int | None = None) -> dict[str, str]:
+def count_request(caller: Caller, tokens: int | None = None, model: str = "") -> dict[str, str]:
     """Count a request; return the rate limit headers of its response. Raise as ``hit`` does."""
-    return headers(hit(caller, tokens))
+    return headers(hit(caller, tokens, model))
 
 
-def hit(caller: Caller, tokens: int | None) -> list[Window]:
+def hit(caller: Caller, tokens: int | None, model: str = "") -> list[Window]:
     """Count a request with an estimate of its tokens; return the state of each window.
 
-    ``tokens=None`` is for a request that generates nothing: it is not checked against token limits.
+    ``tokens=None`` is for a request that generates nothing: it is not checked against token limits,
+    and has no model.
 
     Raise RateLimitError if a window has no room; a refused request is not counted. When Redis is
     down, raise redis' error, or with ``RATE_LIMITS_FAIL_OPEN`` accept the request uncounted.
@@ -162,7 +182,7 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     windows: list[Window] = []
     counted: list[_Limit] = []
     try:
-        for limit in _limits_of(caller):
+        for limit in _limits_of(caller, model):
             if limit.unit == "tokens" and tokens is None:
                 continue
             if not limit.hit(limit.cost(tokens or 0)):
@@ -170,10 +190,9 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
                     earlier.change_count(-earlier.cost(tokens or 0))
                 wait_s = max(1, math.ceil(limit.wait_s(limit.cost(tokens or 0))))
                 error = RateLimitError(
-                    f"Rate limit reached: {limit.amount} {limit.unit} a minute of this "
-                    f"{limit.owner}. Please try again in {duration(wait_s)}.",
+                    f"Rate limit reached: {limit}. Please try again in {duration(wait_s)}.",
                     retry_after_s=wait_s,
-                    headers=current_headers(caller),
+                    headers=current_headers(caller, model),
                 )
                 error.type = limit.unit
                 raise error
@@ -189,13 +208,13 @@ def hit(caller: Caller, tokens: int | None) -> list[Window]:
     return windows
 
 
-def current_headers(caller: Caller) -> dict[str, str]:
+def current_headers(caller: Caller, model: str) -> dict[str, str]:
     """Return the rate limit headers of a refused request, when nothing counts for it any more.
 
     While Redis is away there are none.
     """
     try:
-        return headers([limit.window() for limit in _limits_of(caller)])
+        return headers([limit.window() for limit in _limits_of(caller, model)])
     except redis.exceptions.RedisError as exc:
         logger.warning("rate limits: a refusal does not say what remains: %s", exc)
         return {}
@@ -216,9 +235,9 @@ def takes_priority(caller: Caller) -> bool:
         return False
 
 
-def give_back(caller: Caller, tokens: int) -> None:
+def give_back(caller: Caller, tokens: int, model: str) -> None:
     """Undo ``hit`` for a request that was refused later."""
-    _change({limit: -limit.cost(tokens) for limit in _limits_of(caller)})
+    _change({limit: -limit.cost(tokens) for limit in _limits_of(caller, model)})
 
 
 def give_back_priority(caller: Caller) -> None:
@@ -227,9 +246,9 @@ def give_back_priority(caller: Caller) -> None:
     _change({_Limit("key", caller.api_key_id, _PRIORITY, amount): -1})
 
 
-def add_tokens(caller: Caller, tokens: int) -> None:
+def add_tokens(caller: Caller, tokens: int, model: str) -> None:
     """Count an estimate of what an accepted request needs besides; no limit refuses it."""
-    limits = [limit for limit in _limits_of(caller) if limit.unit == "tokens"]
+    limits = [limit for limit in _limits_of(caller, model) if limit.unit == "tokens"]
     _change({limit: limit.cost(tokens) for limit in limits})
 
 
@@ -242,48 +261,74 @@ def _change(counts: Mapping[_Limit, int]) -> None:
         logger.warning("rate limits: a count is not changed: %s", exc)
 
 
-def used(tenant: ApiKey | Project) -> list[Window]:
-    """Return the current windows of a key or a project. Raise redis' errors."""
-    owner = "key" if isinstance(tenant, ApiKey) else "project"
-    amounts = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
-    if isinstance(tenant, ApiKey):
-        amounts[_PRIORITY] = tenant.priority_requests_per_minute
-    return [
-        _Limit(owner, tenant.pk, unit, amount).window()
-        for unit, amount in amounts.items()
+def used(tenant: ApiKey | Project, of_models: Iterable[ModelLimit] = ()) -> list[Window]:
+    """Return the current windows of a key or a project, and of its limits of models.
+
+    Raise redis' errors.
+    """
+    owner: Owner = "key" if isinstance(tenant, ApiKey) else "project"
+    limits = [
+        _Limit(owner, tenant.pk, unit, amount, model)
+        for model, row in [("", tenant), *((row.model, row) for row in of_models)]
+        for unit, amount in _amounts(row)
         if amount is not None
     ]
+    return [limit.window() for limit in limits]
+
+
+def _amounts(row: ApiKey | Project | ModelLimit) -> Iterator[tuple[str, int | None]]:
+    yield "requests", row.requests_per_minute
+    yield "tokens", row.tokens_per_minute
+    if isinstance(row, ApiKey):
+        yield _PRIORITY, row.priority_requests_per_minute
 
 
 def correct(accounted: Iterable[AccountedGeneration], now_s: float) -> None:
     """Replace the estimated tokens in the windows by the tokens that were used."""
     estimated = [row for row in accounted if row.reserved_tokens]
-    keys = _token_limits(ApiKey, {row.api_key_id for row in estimated})
-    projects = _token_limits(Project, {row.project_id for row in estimated})
+    limits = _token_limits(estimated) if estimated else {}
     too_much: defaultdict[_Limit, list[tuple[float, int]]] = defaultdict(list)
     too_little: Counter[_Limit] = Counter()
     for row in estimated:
-        for limit in (keys.get(row.api_key_id), projects.get(row.project_id)):
-            if limit is None:
-                continue
-            change = row.used_tokens - limit.cost(row.reserved_tokens)
-            if change < 0:
-                too_much[limit].append((now_s - row.created_at.timestamp(), -change))
-            else:
-                too_little[limit] += change
+        owners: tuple[tuple[Owner, int], ...]
+        owners = (("key", row.api_key_id), ("project", row.project_id))
+        for owner, id_ in owners:
+            for model in ("", row.model):
+                if (limit := limits.get((owner, id_, model))) is None:
+                    continue
+                change = row.used_tokens - limit.cost(row.reserved_tokens)
+                if change < 0:
+                    too_much[limit].append((now_s - row.created_at.timestamp(), -change))
+                else:
+                    too_little[limit] += change
     for limit, counted in too_much.items():
         limit.take_back(counted)
     for limit, change in too_little.items():
         limit.change_count(change)
 
 
-def _token_limits(model: type[ApiKey] | type[Project], ids: set[int]) -> dict[int, _Limit]:
-    if not ids:
-        return {}
-    owner = "key" if model is ApiKey else "project"
-    rows: QuerySet[Any] = model._default_manager.filter(pk__in=ids, tokens_per_minute__isnull=False)
-    amounts = rows.values_list("pk", "tokens_per_minute")
-    return {pk: _Limit(owner, pk, "tokens", amount) for pk, amount in amounts}
+def _token_limits(rows: Sequence[AccountedGeneration]) -> dict[tuple[Owner, int, str], _Limit]:
+    """Return the token limits of the keys and projects of generations, by owner, id and model."""
+    keys, projects = {row.api_key_id for row in rows}, {row.project_id for row in rows}
+    amounts: dict[tuple[Owner, int, str], int | None] = {}
+    of_keys = ApiKey.objects.filter(pk__in=keys)
+    for pk, amount in of_keys.values_list("pk", "tokens_per_minute"):
+        amounts["key", pk, ""] = amount
+    of_projects = Project.objects.filter(pk__in=projects)
+    for pk, amount in of_projects.values_list("pk", "tokens_per_minute"):
+        amounts["project", pk, ""] = amount
+    of_models = ModelLimit.objects.filter(project__in=projects)
+    of_models = of_models.filter(Q(api_key=None) | Q(api_key__in=keys))
+    for row in of_models:
+        if row.api_key_id is None:
+            amounts["project", row.project_id, row.model] = row.tokens_per_minute
+        else:
+            amounts["key", row.api_key_id, row.model] = row.tokens_per_minute
+    return {
+        (owner, pk, model): _Limit(owner, pk, "tokens", amount, model)
+        for (owner, pk, model), amount in amounts.items()
+        if amount is not None
+    }
 
 
 def headers(windows: list[Window]) -> dict[str, str]:

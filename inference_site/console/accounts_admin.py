@@ -1,8 +1,9 @@
-"""Admin of projects, API keys and budgets."""
+"""Admin of projects with their limits of models, API keys and budgets."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, cast, get_args
 
@@ -25,7 +26,14 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import end_old_secrets, issue_key, revoke_key, rotate_key
-from inference_site.accounts.models import BOUNDED, LIMITS, ApiKey, Budget, Project
+from inference_site.accounts.models import (
+    BOUNDED,
+    LIMITS,
+    ApiKey,
+    Budget,
+    ModelLimit,
+    Project,
+)
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.console.key_forms import ApiKeyForm
 from inference_site.console.key_states import (
@@ -52,8 +60,7 @@ from inference_site.runs.usage.accounting import lock_budgets
 
 RETENTION = get_args(RetentionKind)
 _MAX_KEYS = 200
-"""Keys that the form of a budget offers, besides those that have one."""
-_TWICE = "The project has a budget for this already: change its amount instead."
+"""Keys that the form of a budget or a limit offers, besides those that have one."""
 
 
 class UndeletedAdmin(SiteAdmin):
@@ -70,8 +77,42 @@ class AmountField(forms.DecimalField):
         return f"{value.normalize():f}" if isinstance(value, Decimal) else value
 
 
-class BudgetForm(forms.ModelForm[Budget]):
+class OnceForm(forms.ModelForm[Any]):
+    """A form of which a project has one object with the same values of the fields ``once``."""
+
+    once: tuple[str, ...]
+    twice: str
+    """The error for a second one."""
+
+    def clean(self) -> dict[str, Any]:
+        """Raise ValidationError if the project has an object like this one.
+
+        Django checks no constraint of which a form has only some of the fields.
+        """
+        values: dict[str, Any] = super().clean() or self.cleaned_data
+        if self.has_changed() and not self.errors:
+            like = {name: values.get(name, getattr(self.instance, name)) for name in self.once}
+            others = type(self.instance).objects.filter(project=self.instance.project_id, **like)
+            if others.exclude(pk=self.instance.pk).exists():
+                raise forms.ValidationError(self.twice)
+        return values
+
+    def choose(self, name: str, choices: Sequence[tuple[str, str]]) -> None:
+        """Let a field have one of these values."""
+        label = self.fields[name].label
+        self.fields[name] = forms.ChoiceField(
+            choices=choices,
+            required=self.fields[name].required,
+            label=label,
+            widget=UnfoldAdminSelectWidget(attrs={"aria-label": capfirst(str(label))}),
+        )
+
+
+class BudgetForm(OnceForm):
     """The form of a budget, on its own page and on the page of its project."""
+
+    once = BOUNDED
+    twice = "The project has a budget for this already: change its amount instead."
 
     class Meta:
         model = Budget
@@ -80,36 +121,33 @@ class BudgetForm(forms.ModelForm[Budget]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if (field := self.fields.get("each")) is not None:
+        if "each" in self.fields:
             # Its choices are the settings', and what the budget has.
-            kept = self.instance.each
-            names = dimensions(kept).items()
+            names = dimensions(self.instance.each).items()
             labels = [(each, f"each {label[:1].lower()}{label[1:]}") for each, label in names]
-            choices = [("", "all together"), *labels]
-            attrs = {"aria-label": capfirst(str(field.label))}
-            self.fields["each"] = forms.ChoiceField(
-                choices=choices,
-                required=False,
-                label=field.label,
-                widget=UnfoldAdminSelectWidget(attrs=attrs),
-            )
-
-    def clean(self) -> dict[str, Any]:
-        """Raise ValidationError if the project has a budget like this one.
-
-        Django checks no constraint of which a form has only some of the fields.
-        """
-        values: dict[str, Any] = super().clean() or self.cleaned_data
-        if self.has_changed() and not self.errors:
-            like = {name: values.get(name, getattr(self.instance, name)) for name in BOUNDED}
-            others = Budget.objects.filter(project=self.instance.project_id, **like)
-            if others.exclude(pk=self.instance.pk).exists():
-                raise forms.ValidationError(_TWICE)
-        return values
+            self.choose("each", [("", "all together"), *labels])
 
 
-class BudgetFormSet(PaginationInlineFormSet):
-    """The forms of the budgets of a project."""
+class ModelLimitForm(OnceForm):
+    """The form of the limits of a model, on the page of its project."""
+
+    once = ("api_key", "model")
+    twice = "The project has limits for this already: change them instead."
+
+    class Meta:
+        model = ModelLimit
+        fields = ("project", "api_key", "model", *LIMITS)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "model" in self.fields:
+            # Also one that the catalogue has no more.
+            ids = dict.fromkeys((*catalogue().models, *filter(None, [self.instance.model])))
+            self.choose("model", [(id_, id_) for id_ in ids])
+
+
+class OnceFormSet(PaginationInlineFormSet):
+    """The forms of the budgets of a project, or of its limits of models."""
 
     def get_page_num(self) -> int:
         """Return the number of the page; 1 for any text that is none."""
@@ -118,28 +156,27 @@ class BudgetFormSet(PaginationInlineFormSet):
         return next(filter(None, given), 1)
 
     def clean(self) -> None:
-        """Raise ValidationError if budgets are alike, or one was deleted or changed meanwhile."""
+        """Raise ValidationError if two are alike, or one was deleted or changed meanwhile."""
         super().clean()
         require_stored(self)
         require_as_shown(self.data, f"{self.prefix}-{SHOWN}", self.initial_forms, self.instance)
         kept = [one for one in self.forms if one.is_valid() and one not in self.deleted_forms]
-        alike = Counter(tuple(getattr(one.instance, name) for name in BOUNDED) for one in kept)
+        once = cast(type[OnceForm], self.form)
+        alike = Counter(tuple(getattr(one.instance, name) for name in once.once) for one in kept)
         if any(count > 1 for count in alike.values()):
-            raise forms.ValidationError(_TWICE)
+            raise forms.ValidationError(once.twice)
 
 
-class BudgetInline(TabularInline):
-    """The budgets of a project."""
+class OfKeysInline(TabularInline):
+    """Objects of a project, each for all of its keys or for one."""
 
-    model = Budget
-    form = BudgetForm
-    formset = BudgetFormSet
+    formset = OnceFormSet
     extra = 0
     per_page: Any = 20  # Each has a choice of keys.
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Budget]:
-        budgets: QuerySet[Budget] = super().get_queryset(request)
-        return budgets.order_by("pk")
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        rows: QuerySet[Any] = super().get_queryset(request)
+        return rows.order_by("pk")
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Label each input for screen readers; remove the icons beside the key."""
@@ -150,18 +187,44 @@ class BudgetInline(TabularInline):
         return field
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """Offer only keys of this project, which are read once for all of its budgets."""
+        """Offer only keys of this project, which are read once for all rows."""
         if db_field.name != "api_key" or request.resolver_match is None:
             return super().formfield_for_foreignkey(db_field, request, **kwargs)
         project = request.resolver_match.kwargs.get("object_id")
         of_project = ApiKey.objects.filter(project=project)
         newest = of_project.filter(revoked_at=None).values("pk")[:_MAX_KEYS]
-        budgets = Budget.objects.filter(project=project).values("api_key")
-        kwargs["queryset"] = of_project.filter(Q(pk__in=newest) | Q(pk__in=budgets))
+        named = self.model._default_manager.filter(project=project).values("api_key")
+        kwargs["queryset"] = of_project.filter(Q(pk__in=newest) | Q(pk__in=named))
         field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
         field.empty_label = "all keys"  # The theme replaces one that it is given.
         field.choices = list(field.choices)
         return field
+
+
+class BudgetInline(OfKeysInline):
+    """The budgets of a project."""
+
+    model = Budget
+    form = BudgetForm
+
+
+class ModelLimitInline(OfKeysInline):
+    """The limits of a project for single models: as its other limits, a part of the project."""
+
+    model = ModelLimit
+    form = ModelLimitForm
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("accounts.view_project"))
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("accounts.change_project"))
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.has_change_permission(request, obj)
 
 
 @admin.register(Project)
@@ -178,7 +241,7 @@ class ProjectAdmin(UndeletedAdmin):
         ("Retention", {"fields": RETENTION}),
         ("Own keys", {"fields": ("members",)}),
     )
-    inlines = (BudgetInline,)
+    inlines = (ModelLimitInline, BudgetInline)
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
         """Say beside each retention what the site's settings are now."""

@@ -20,7 +20,14 @@ from django.utils import timezone
 
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import Spent, period_end, spent_of
-from inference_site.accounts.models import ApiKey, Budget, KeySecret, Project, Scope
+from inference_site.accounts.models import (
+    ApiKey,
+    Budget,
+    KeySecret,
+    ModelLimit,
+    Project,
+    Scope,
+)
 from inference_site.console.tiles import short
 from inference_site.core.admin_pages.labels import money, time_since
 from inference_site.gateway.head import resolve_cached
@@ -108,6 +115,13 @@ def bars_of(tenant: ApiKey | Project) -> list[ProgressBar]:
     ]
 
 
+def _of_models(tenant: ApiKey | Project) -> list[ModelLimit]:
+    """Return the limits of a key, or of a project without those of its keys, for single models."""
+    of_project = ModelLimit.objects.filter(project=tenant.pk, api_key=None)
+    of_key = ModelLimit.objects.filter(api_key=tenant.pk)
+    return list((of_key if isinstance(tenant, ApiKey) else of_project).order_by("model"))
+
+
 def _budget_bars(budgets: Sequence[Budget], now: dt.datetime) -> dict[int, ProgressBar]:
     """Return a bar for each budget, by its id."""
     spends = spent_of(budgets, now)
@@ -139,7 +153,7 @@ def _moment(moment: dt.datetime, now: dt.datetime) -> str:
 def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
     """Return the use of the limits per minute; nothing while Redis is not reachable."""
     try:
-        windows = rate_limits.used(tenant)
+        windows = rate_limits.used(tenant, _of_models(tenant))
     except redis.exceptions.RedisError:
         return []
     bars = []
@@ -148,9 +162,10 @@ def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[
         used = max(0, window.amount - window.remaining)
         percent = min(100, 100 * used // window.amount)
         wait = f"in {max(1, round(window.reset_s))} s"
-        name = f"{window.unit.capitalize()} in this minute{whose}"
-        # Above the limit of priority requests, requests are served as usual.
-        is_limit = window.unit in ("requests", "tokens")
+        name = f"{window.unit.capitalize()} in this minute{_for(window.model)}{whose}"
+        # Above the limit of priority requests, requests are served as usual. A key whose limit for
+        # one model is used up works with others.
+        is_limit = window.unit in ("requests", "tokens") and not window.model
         refusal = f"all {window.amount:,} {window.unit} of this minute{whose} used, resets {wait}"
         bars.append(
             ProgressBar(
@@ -166,18 +181,28 @@ def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[
 
 
 def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
-    limit = tenant.concurrent_runs
-    if limit is None:
-        return []
+    limits = {"": tenant.concurrent_runs}
+    limits |= {row.model: row.concurrent_runs for row in _of_models(tenant)}
     # The project is the first column of the index of generations that have not ended.
     project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
     current = Generation.objects.filter(project=project, finished_at=None).exclude(**INDEXING)
-    runs = (current.filter(api_key=tenant.pk) if isinstance(tenant, ApiKey) else current).count()
-    percent = min(100, 100 * runs // limit)
+    if isinstance(tenant, ApiKey):
+        current = current.filter(api_key=tenant.pk)
     whose = "" if tenant == shown_for else ", whole project"
-    refusal = f"all {limit:,} runs at one time{whose} in use"
-    name = f"Waiting and running now{whose}"
-    return [ProgressBar(name, str(runs), str(limit), percent, "", refusal)]
+    bars = []
+    for model, limit in limits.items():
+        if limit is None:
+            continue
+        runs = (current.filter(model=model) if model else current).count()
+        percent = min(100, 100 * runs // limit)
+        refusal = "" if model else f"all {limit:,} runs at one time{whose} in use"
+        name = f"Waiting and running now{_for(model)}{whose}"
+        bars.append(ProgressBar(name, str(runs), str(limit), percent, "", refusal))
+    return bars
+
+
+def _for(model: str) -> str:
+    return f" for {model}" if model else ""
 
 
 def states_of(keys: Iterable[ApiKey]) -> dict[int, KeyState]:

@@ -10,8 +10,9 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
+from django.db.models import QuerySet
 from django.utils import timezone
 from pydantic import Field
 
@@ -23,18 +24,23 @@ from inference_site.accounts.models import (
     ApiKey,
     Bounded,
     Budget,
+    ModelLimit,
     Project,
 )
 from inference_site.catalogue.catalogue import catalogue
+from inference_site.catalogue.models_file import Route
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.site_settings.models import site_settings
 from inference_site.gateway.api.payload import WireObject, WireRequest, shown_name
 from inference_site.runs.usage.accounting import lock_budgets
 
 _PRIORITY = "priority_requests_per_minute"
-_Limit = Annotated[int, Field(ge=1, lt=2**31)]
+Limit = Annotated[int, Field(ge=1, lt=2**31)]
 _Scope = Literal["inference", "usage:read", "debug"]
 """The scopes that this API gives to keys; only the console gives those for the whole site."""
+Amounts = Mapping[str, int | None]
+"""The limits for one model, by ``LIMITS``."""
+RowT = TypeVar("RowT", Budget, ModelLimit)
 MONTHLY: Bounded = ("", Budget.Unit.COST, Budget.Every.MONTH)
 """The budget of a project that the API calls its spend limit."""
 
@@ -51,19 +57,29 @@ class BudgetRequest(WireRequest):
     each: str | None = None
 
 
+class ModelLimitRequest(WireRequest):
+    """The limits of a project or key for one model. Without any, the model has none of its own."""
+
+    model: str
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_runs: Limit | None = None
+
+
 class LimitsRequest(WireRequest):
     """The limits and budgets of a project or key."""
 
-    requests_per_minute: _Limit | None = None
-    tokens_per_minute: _Limit | None = None
-    concurrent_runs: _Limit | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_runs: Limit | None = None
+    model_limits: Annotated[list[ModelLimitRequest], Field(max_length=1_000)] | None = None
     budgets: Annotated[list[BudgetRequest], Field(max_length=32)] | None = None
 
 
 class KeyLimitsRequest(LimitsRequest):
     """What a key may use. Without ``allowed_models`` it may use all models."""
 
-    priority_requests_per_minute: _Limit | None = None
+    priority_requests_per_minute: Limit | None = None
     allowed_models: Annotated[list[str], Field(max_length=1_000)] | None = None
     scopes: Annotated[list[_Scope], Field(min_length=1)] | None = None
     expires_in_seconds: Annotated[int, Field(ge=1, le=10**9)] | None = None
@@ -80,6 +96,15 @@ class BudgetObject(WireObject):
     amount: float
     each: str | None
     spent: float
+
+
+class ModelLimitObject(WireObject):
+    """The limits of a project or key for one model; null without one."""
+
+    model: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    concurrent_runs: int | None
 
 
 def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
@@ -109,6 +134,8 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
             setattr(target, name, new)
     if columns:
         target.save(update_fields=list(columns))
+    if "model_limits" in sent:
+        changes += change_model_limits(target, _wanted_models(target, given.model_limits or ()))
     if "budgets" in sent:
         old_amounts = amounts_of(target)
         wanted = _wanted(given.budgets or (), old_amounts)
@@ -139,15 +166,51 @@ def change_budgets(
     return [f"budgets: {_budgets_text(old)} → {_budgets_text(wanted)}"]
 
 
+def amounts_by_model(target: Project | ApiKey) -> dict[str, Amounts]:
+    """Return the limits of a project without those of its keys, or of a key, by model."""
+    rows = _limits_by_model([target])[target.pk]
+    return {row.model: {name: getattr(row, name) for name in LIMITS} for row in rows}
+
+
+def change_model_limits(target: Project | ApiKey, wanted: Mapping[str, Amounts]) -> list[str]:
+    """Replace the limits for models; return what has changed, for the audit log.
+
+    Call this in a transaction that has locked or made the row of the target.
+    """
+    old = amounts_by_model(target)
+    new = {model: amounts for model, amounts in wanted.items() if set(amounts.values()) != {None}}
+    if old == new:
+        return []
+    owner: dict[str, Any] = {"project_id": target.pk, "api_key_id": None}
+    if isinstance(target, ApiKey):
+        owner = {"project_id": target.project_id, "api_key_id": target.pk}
+    was, now = (
+        [ModelLimit(**owner, model=model, **amounts) for model, amounts in some.items()]
+        for some in (old, new)
+    )
+    ModelLimit.objects.filter(**owner).exclude(model__in=new).delete()
+    ModelLimit.objects.bulk_create(
+        now,
+        update_conflicts=True,
+        unique_fields=["project", "api_key", "model"],
+        update_fields=LIMITS,
+    )
+    return [f"limits of models: {_text(was)} → {_text(now)}"]
+
+
 def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[str, Any]]:
     """Return the limits and budgets of projects or keys by id; of keys also models and scopes."""
-    budgets_of = _budgets_of(targets)
+    budgets_of, models_of = _budgets_of(targets), _limits_by_model(targets)
     spent_by = spent_of([one for some in budgets_of.values() for one in some], timezone.now())
     shown: dict[int, dict[str, Any]] = {}
     for target in targets:
         of_key = (_PRIORITY, "allowed_models", "scopes") if isinstance(target, ApiKey) else ()
         names = (*LIMITS, *of_key)
         shown[target.pk] = {name: getattr(target, name) for name in names}
+        shown[target.pk]["model_limits"] = [
+            ModelLimitObject(model=row.model, **{name: getattr(row, name) for name in LIMITS})
+            for row in models_of[target.pk]
+        ]
         shown[target.pk]["budgets"] = [
             BudgetObject(
                 unit=one.unit,
@@ -163,15 +226,45 @@ def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[s
 
 def _budgets_of(targets: Sequence[Project | ApiKey]) -> Mapping[int, list[Budget]]:
     """Return the budgets of projects, without those of their keys, or of keys, by their ids."""
+    return _by_owner(Budget.objects.order_by("pk"), targets)
+
+
+def _limits_by_model(targets: Sequence[Project | ApiKey]) -> Mapping[int, list[ModelLimit]]:
+    """Return the same of the limits for models."""
+    return _by_owner(ModelLimit.objects.order_by("model"), targets)
+
+
+def _by_owner(rows: QuerySet[RowT], targets: Sequence[Project | ApiKey]) -> dict[int, list[RowT]]:
     ids = [target.pk for target in targets]
     if any(isinstance(target, ApiKey) for target in targets):
-        budgets, owner = Budget.objects.filter(api_key__in=ids), "api_key_id"
+        rows, owner = rows.filter(api_key__in=ids), "api_key_id"
     else:
-        budgets, owner = Budget.objects.filter(project__in=ids, api_key=None), "project_id"
-    found: defaultdict[int, list[Budget]] = defaultdict(list)
-    for budget in budgets.order_by("pk"):
-        found[getattr(budget, owner)].append(budget)
+        rows, owner = rows.filter(project__in=ids, api_key=None), "project_id"
+    found: defaultdict[int, list[RowT]] = defaultdict(list)
+    for row in rows:
+        found[getattr(row, owner)].append(row)
     return found
+
+
+def _wanted_models(
+    target: Project | ApiKey, given: Sequence[ModelLimitRequest]
+) -> dict[str, Amounts]:
+    """Return the limits of a request by the id of the model. Raise InvalidRequestError."""
+    kept, wanted = amounts_by_model(target), dict[str, Amounts]()
+    for place, one in enumerate(given):
+        found, param = catalogue().holder_of(one.model), f"model_limits[{place}].model"
+        if isinstance(found, Route):
+            message = f"'{found.id}' is a route: limit its models, which serve its requests."
+            raise InvalidRequestError(message, param=param)
+        if found is None and one.model not in kept:
+            message = f"No model has the name '{shown_name(one.model)}'."
+            raise InvalidRequestError(message, param=param)
+        id_ = one.model if found is None else found.id
+        if id_ in wanted:
+            message = "An earlier entry of this list is for the same model."
+            raise InvalidRequestError(message, param=param)
+        wanted[id_] = {name: getattr(one, name) for name in LIMITS}
+    return wanted
 
 
 def _wanted(given: Sequence[BudgetRequest], kept: Collection[Bounded]) -> dict[Bounded, Decimal]:

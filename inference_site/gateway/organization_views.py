@@ -1,8 +1,8 @@
 """The organization API: projects and their keys, for scripts with a key that has the scope admin.
 
-Source of the wire models: API reference, "Projects", "Project service accounts" and "Project API
-keys". A service account is a key here: the answer that creates it has the secret, once. Ids are
-those of the usage API.
+Source of the wire models: API reference, "Projects", "Project rate limits", "Project service
+accounts" and "Project API keys". A service account is a key here: the answer that creates it has
+the secret, once. Ids are those of the usage API.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_site.accounts.budgets import Spent, spent_of
 from inference_site.accounts.keys import create_key, revoke_key
-from inference_site.accounts.models import ApiKey, Budget, Project, Scope
+from inference_site.accounts.models import LIMITS, ApiKey, Budget, Project, Scope
+from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.admin_pages.base_admin import log_entry_of_key
 from inference_site.core.errors.api_errors import (
     ConflictError,
@@ -40,13 +42,23 @@ from inference_site.gateway.organization_limits import (
     MONTHLY,
     BudgetObject,
     KeyLimitsRequest,
+    Limit,
     LimitsRequest,
+    ModelLimitObject,
+    amounts_by_model,
     amounts_of,
     change,
     change_budgets,
+    change_model_limits,
     limits_of,
 )
 from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
+
+_OF_RATE_LIMITS = {
+    "max_requests_per_1_minute": "requests_per_minute",
+    "max_tokens_per_1_minute": "tokens_per_minute",
+}
+"""Fields of OpenAI's rate limits, and the limits that they are."""
 
 
 def _name(given: str) -> str:
@@ -93,6 +105,25 @@ class SpendLimitRequest(WireRequest):
     threshold_amount: Annotated[int, Field(ge=0, lt=10**13)]
 
 
+def _not_counted(given: int | None) -> None:
+    if given is not None:
+        raise ValueError("This site counts requests and tokens a minute only")
+
+
+_NotCounted = Annotated[int | None, AfterValidator(_not_counted)]
+
+
+class RateLimitChange(WireRequest):
+    """Body that changes the limits of a project for one model; null removes one."""
+
+    max_requests_per_1_minute: Limit | None = None
+    max_tokens_per_1_minute: Limit | None = None
+    max_requests_per_1_day: _NotCounted = None
+    max_images_per_1_minute: _NotCounted = None
+    max_audio_megabytes_per_1_minute: _NotCounted = None
+    batch_1_day_max_input_tokens: _NotCounted = None
+
+
 class ProjectsQuery(PageQuery):
     """Query parameters of the list of projects."""
 
@@ -107,6 +138,25 @@ class KeysQuery(PageQuery):
     )
 
 
+class RateLimitsQuery(PageQuery):
+    """Query parameters of the list of rate limits."""
+
+    before: str | SkipJsonSchema[None] = Field(
+        None, description="The id of the first entry of the next page."
+    )
+    limit: Annotated[int, Field(ge=1, le=100)] = 100
+
+
+class ProjectRateLimit(WireObject):
+    """The limits of a project for one model; null without one."""
+
+    object: Literal["project.rate_limit"] = "project.rate_limit"
+    id: str
+    model: str
+    max_requests_per_1_minute: int | None
+    max_tokens_per_1_minute: int | None
+
+
 class ProjectObject(WireObject):
     """A project; its limits and budgets are extensions."""
 
@@ -119,6 +169,7 @@ class ProjectObject(WireObject):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrent_runs: int | None
+    model_limits: list[ModelLimitObject]
     budgets: list[BudgetObject]
 
 
@@ -156,6 +207,7 @@ class ProjectKey(WireObject):
     tokens_per_minute: int | None
     concurrent_runs: int | None
     priority_requests_per_minute: int | None
+    model_limits: list[ModelLimitObject]
     budgets: list[BudgetObject]
 
 
@@ -339,6 +391,45 @@ class SpendLimitView(OrganizationView):
             wanted = {bounded: amount for bounded, amount in old.items() if bounded != MONTHLY}
             _note(request, project, change_budgets(project, old, wanted))
         return Response(DeletedSpendLimit().model_dump())
+
+
+class RateLimitsView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/rate_limits``."""
+
+    @documented(answer=ListObject[ProjectRateLimit], query=RateLimitsQuery)
+    def get(self, request: Request, project_id: str) -> Response:
+        """List the limits of a project for each model that it may use."""
+        page = parse_page(request.query_params, "asc", default_limit=100, has_before=True)
+        entries = _rate_limits(_find_project(project_id))
+        if page.order == "desc":
+            entries.reverse()
+        shown = page.entries_of(entries, lambda entry: entry.id, "rate limit")
+        return Response(list_object([entry.model_dump() for entry in shown], page))
+
+
+class RateLimitView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/rate_limits/{rate_limit_id}``."""
+
+    @documented(answer=ProjectRateLimit, body=RateLimitChange)
+    def post(self, request: Request, project_id: str, rate_limit_id: str) -> Response:
+        """Change the limits of a project for one model. Those of its keys stay."""
+        given = self.parse(RateLimitChange, request.data)
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            listed = [entry.model for entry in _rate_limits(project) if entry.id == rate_limit_id]
+            if not listed:
+                message = f"No such rate limit: {rate_limit_id[:100]}"
+                raise NotFoundError(message, param="rate_limit_id")
+            kept, (model,) = amounts_by_model(project), listed
+            changed = {
+                ours: getattr(given, name)
+                for name, ours in _OF_RATE_LIMITS.items()
+                if name in given.model_fields_set
+            }
+            amounts = {**dict.fromkeys(LIMITS), **kept.get(model, {}), **changed}
+            _note(request, project, change_model_limits(project, {**kept, model: amounts}))
+            (entry,) = (one for one in _rate_limits(project) if one.model == model)
+        return Response(entry.model_dump())
 
 
 class ServiceAccountsView(OrganizationView):
@@ -551,6 +642,23 @@ def _spend_limit(project: Project) -> Response:
         ),
     )
     return Response(limit.model_dump())
+
+
+def _rate_limits(project: Project) -> list[ProjectRateLimit]:
+    """Return the limits of a project for each model that it may use, and for each other that has.
+
+    Those have been removed from the catalogue.
+    """
+    limits = amounts_by_model(project)
+    mine = [spec.id for spec in catalogue().models.values() if spec.is_for(project.name)]
+    return [
+        ProjectRateLimit(
+            id=f"rl-{model}",
+            model=model,
+            **{name: limits.get(model, {}).get(ours) for name, ours in _OF_RATE_LIMITS.items()},
+        )
+        for model in dict.fromkeys((*mine, *limits))
+    ]
 
 
 def _no_spend_limit() -> NotFoundError:

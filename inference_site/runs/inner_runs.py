@@ -100,7 +100,7 @@ def run_and_wait(
         tags=list(tags),
         created_at=timezone.now(),
     )
-    counts_tokens = has_token_limit(caller) and not in_background
+    counts_tokens = has_token_limit(caller, model) and not in_background
     reservation = None
     if caller.has_budget or counts_tokens:
         tokens = -(-size_bytes // _BYTES_PER_TOKEN)
@@ -113,7 +113,7 @@ def run_and_wait(
         except BudgetExhausted as exc:
             raise NoBudget(f"{exc}.") from exc
     if counts_tokens:  # Once it is accepted; accounting corrects it after the end.
-        add_tokens(caller, row.reserved_tokens)
+        add_tokens(caller, row.reserved_tokens, model)
     try:
         return _ending_of(generation_id, time.monotonic() + timeout_s, is_cancelled)
     except BaseException:

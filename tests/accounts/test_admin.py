@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import spent_of
 from inference_site.accounts.keys import create_key, find_caller, revoke_key
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, ModelLimit, Project
 from inference_site.catalogue.catalogue import Catalogue, demo_specs
 from inference_site.console import accounts_admin
 from inference_site.console.accounts_admin import RETENTION, ApiKeyAdmin, ProjectAdmin
@@ -369,7 +369,8 @@ def test_projects_and_keys_are_never_deleted(admin: Client, api_key: Key, kind: 
     assert "delete_selected" not in page(admin.get(path))
 
 
-NO_BUDGETS = {"budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
+NO_LIMITS = {"model_limits-TOTAL_FORMS": "0", "model_limits-INITIAL_FORMS": "0"}
+NO_BUDGETS = {**NO_LIMITS, "budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
 
 
 def test_a_project_is_created_and_deactivated(admin: Client) -> None:
@@ -386,6 +387,7 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
         "name": project.name,
         "is_active": "on",
         "requests_per_minute": "60",
+        **NO_LIMITS,
         "budgets-TOTAL_FORMS": "2",
         "budgets-INITIAL_FORMS": "0",
         "budgets-1-each": "user",
@@ -414,6 +416,41 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert ">900 tokens<" not in shown
 
 
+def test_a_project_gets_limits_for_a_model_once_for_all_keys_and_for_each(
+    admin: Client, api_key: Key
+) -> None:
+    key = api_key[0]
+    address = f"{PROJECTS}{key.project_id}/change/"
+
+    def post(*limits: dict[str, Any], kept: int = 0) -> str:
+        form: dict[str, Any] = {"name": key.project.name, "is_active": "on", **NO_BUDGETS}
+        form |= {"model_limits-TOTAL_FORMS": len(limits), "model_limits-INITIAL_FORMS": kept}
+        for number, limit in enumerate(limits):
+            form |= {f"model_limits-{number}-{name}": value for name, value in limit.items()}
+        answer = admin.post(address, form)
+        return "" if answer.status_code == 302 else page(answer)
+
+    of_all = {"api_key": "", "model": "demo", "requests_per_minute": "60"}
+    of_key = {"api_key": key.pk, "model": "demo", "concurrent_runs": "2"}
+    assert "Select a valid choice" in post({**of_all, "model": "none"})
+    assert "The project has limits for this already" in post(of_all, of_all)
+    assert post(of_all, of_key) == ""
+    first, second = ModelLimit.objects.order_by("pk")
+    assert (first.api_key, first.requests_per_minute) == (None, 60)
+    assert (second.api_key, second.concurrent_runs) == (key, 2)
+    entry = LogEntry.objects.latest("pk").get_change_message()
+    assert "demo: requests per minute 60" in entry
+    assert "The project has limits for this already" in post(of_all)
+    ModelLimit.objects.filter(pk=first.pk).update(model="removed")
+    kept = [
+        {"id": row.pk, "project": key.project_id, "api_key": row.api_key_id or "", **fields}
+        for row, fields in ((first, {"model": "removed"}), (second, {"model": "demo"}))
+    ]
+    assert post(kept[0], {**kept[1], "DELETE": "on"}, kept=2) == ""
+    (left,) = ModelLimit.objects.all()
+    assert (left.model, left.requests_per_minute) == ("removed", None)
+
+
 @pytest.mark.parametrize("is_of_a_key", [False, True])
 def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
     admin: Client, api_key: Key, is_of_a_key: bool
@@ -424,6 +461,7 @@ def test_a_project_has_one_budget_of_a_unit_a_period_and_a_key(
 
     def post(kept: int, *budgets: dict[str, Any]) -> Any:
         form = {"name": key.project.name, "is_active": "on"}
+        form |= NO_LIMITS
         form |= {"budgets-TOTAL_FORMS": str(len(budgets)), "budgets-INITIAL_FORMS": str(kept)}
         for number, budget in enumerate(budgets):
             form |= {f"budgets-{number}-{name}": value for name, value in budget.items()}
@@ -476,7 +514,7 @@ def test_a_page_with_a_budget_that_was_deleted_meanwhile_says_so(
         for every in ("day", "month")
     )
     form = {"name": "renamed", "is_active": "on"}
-    form |= {"budgets-TOTAL_FORMS": "2", "budgets-INITIAL_FORMS": "2"}
+    form |= {**NO_LIMITS, "budgets-TOTAL_FORMS": "2", "budgets-INITIAL_FORMS": "2"}
     for number, one in enumerate((kept, deleted)):
         fields = {"id": one.pk, "project": project.pk, "unit": "tokens", "every": one.every}
         form |= {f"budgets-{number}-{name}": str(value) for name, value in fields.items()}
@@ -534,7 +572,7 @@ def test_many_budgets_of_a_project_are_on_pages_that_can_be_saved(
     assert 'name="budgets-5-amount"' not in page(admin.get(third))
     last = list(Budget.objects.order_by("pk"))[40:]
     form = {"name": project.name, "is_active": "on"}
-    form |= {"budgets-TOTAL_FORMS": "5", "budgets-INITIAL_FORMS": "5"}
+    form |= {**NO_LIMITS, "budgets-TOTAL_FORMS": "5", "budgets-INITIAL_FORMS": "5"}
     for number, one in enumerate(last):
         values = {"id": one.pk, "project": project.pk, "api_key": one.api_key_id, "amount": "9"}
         values |= {"each": "", "unit": "tokens", "every": "day"}
@@ -579,7 +617,7 @@ def test_a_form_of_a_project_keeps_members_who_are_deactivated(
     assert "away" in shown
     assert "stranger" not in shown
     form = {"name": project.name, "is_active": "on", "members": [str(away.pk)]}
-    form |= {"budgets-TOTAL_FORMS": "0", "budgets-INITIAL_FORMS": "0"}
+    form |= NO_BUDGETS
     assert admin.post(address, form).status_code == 302
     assert [*project.members.all()] == [away]
 
@@ -588,6 +626,7 @@ def test_a_budget_is_for_each_of_what_is_counted(admin: Client, project: Project
     form = {
         "name": project.name,
         "is_active": "on",
+        **NO_LIMITS,
         "budgets-TOTAL_FORMS": "1",
         "budgets-INITIAL_FORMS": "0",
         "budgets-0-each": "tag:unknown",

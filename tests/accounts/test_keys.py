@@ -15,7 +15,14 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from inference_site.accounts import keys
-from inference_site.accounts.keys import Caller, create_key, find_caller, revoke_key, rotate_key
+from inference_site.accounts.keys import (
+    Caller,
+    Limits,
+    create_key,
+    find_caller,
+    revoke_key,
+    rotate_key,
+)
 from inference_site.accounts.models import ApiKey, KeySecret, Project
 from tests.statements import prepared_runs, rows_updated
 
@@ -45,7 +52,11 @@ def test_a_key_finds_its_caller(api_key: Key) -> None:
     record, secret = api_key
     found = find_caller(secret)
     assert found == Caller(
-        record.pk, record.project_id, "owner", frozenset({"inference", "usage:read"})
+        record.pk,
+        record.project_id,
+        "owner",
+        frozenset({"inference", "usage:read"}),
+        limits=(Limits("key"), Limits("project")),
     )
 
 
@@ -122,10 +133,9 @@ def test_the_callers_of_the_last_minute_are_read_again_with_one_query(
     keys.refresh_callers()
     clock.now += 4.9
     runs = prepared_runs()
-    limits = {
-        found.project_limits.requests_per_minute for found in map(find_caller, secrets) if found
-    }
-    assert limits == {7}
+    for found in map(find_caller, secrets):
+        assert found is not None
+        assert Limits("project", requests_per_minute=7) in found.limits
     assert prepared_runs() == runs
     clock.now += 60
     keys.refresh_callers()

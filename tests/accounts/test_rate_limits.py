@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import redis.exceptions
 
 from inference_site.accounts import rate_limits
-from inference_site.accounts.keys import Caller, Limits
-from inference_site.accounts.models import ApiKey
+from inference_site.accounts.keys import Caller, Limits, find_caller
+from inference_site.accounts.models import ApiKey, ModelLimit
 from inference_site.accounts.rate_limits import (
     AccountedGeneration,
     Window,
@@ -33,8 +34,11 @@ def _clean() -> Iterator[None]:
         site_client().delete(name)
 
 
-def caller(key: Limits = Limits(), project: Limits = Limits()) -> Caller:  # noqa: B008  # Frozen.
-    return Caller(1, 2, key_limits=key, project_limits=project)
+OfKey, OfProject = partial(Limits, "key"), partial(Limits, "project")
+
+
+def caller(*limits: Limits) -> Caller:
+    return Caller(1, 2, limits=limits)
 
 
 def remaining(windows: list[Window]) -> list[int]:
@@ -42,7 +46,7 @@ def remaining(windows: list[Window]) -> list[int]:
 
 
 def test_requests_are_counted_up_to_the_limit() -> None:
-    one = caller(Limits(requests_per_minute=3))
+    one = caller(OfKey(requests_per_minute=3))
     assert [remaining(hit(one, 0)) for _ in range(3)] == [[2], [1], [0]]
     with pytest.raises(RateLimitError, match="3 requests a minute of this key") as caught:
         hit(one, 0)
@@ -50,16 +54,16 @@ def test_requests_are_counted_up_to_the_limit() -> None:
 
 
 def test_a_limit_of_a_project_applies_to_all_its_keys() -> None:
-    limits = Limits(requests_per_minute=2)
-    hit(Caller(1, 2, project_limits=limits), 0)
-    hit(Caller(9, 2, project_limits=limits), 0)
+    limits = (OfProject(requests_per_minute=2),)
+    hit(Caller(1, 2, limits=limits), 0)
+    hit(Caller(9, 2, limits=limits), 0)
     with pytest.raises(RateLimitError, match="of this project"):
-        hit(Caller(3, 2, project_limits=limits), 0)
-    hit(Caller(1, 4, project_limits=limits), 0)
+        hit(Caller(3, 2, limits=limits), 0)
+    hit(Caller(1, 4, limits=limits), 0)
 
 
 def test_tokens_are_counted_and_a_refused_request_counts_none() -> None:
-    one = caller(Limits(tokens_per_minute=100))
+    one = caller(OfKey(tokens_per_minute=100))
     assert remaining(hit(one, 60)) == [40]
     with pytest.raises(RateLimitError, match="100 tokens a minute") as caught:
         hit(one, 41)
@@ -68,20 +72,40 @@ def test_tokens_are_counted_and_a_refused_request_counts_none() -> None:
 
 
 def test_a_request_larger_than_the_limit_needs_all_of_it() -> None:
-    one = caller(Limits(tokens_per_minute=100))
+    one = caller(OfKey(tokens_per_minute=100))
     assert remaining(hit(one, 5000)) == [0]
 
 
 def test_a_limit_that_is_changed_keeps_what_was_counted() -> None:
     for _ in range(3):
-        hit(caller(Limits(3, 100)), 30)
-    raised = caller(Limits(4, 130))
+        hit(caller(OfKey(3, 100)), 30)
+    raised = caller(OfKey(4, 130))
     assert remaining(hit(raised, 30)) == [0, 10]
-    for changed in (Limits(4, 1000), Limits(2, 1000), Limits(None, 80)):
+    for changed in (OfKey(4, 1000), OfKey(2, 1000), OfKey(None, 80)):
         with pytest.raises(RateLimitError):
             hit(caller(changed), 20)
-    give_back(raised, 30)
+    give_back(raised, 30, "")
     assert remaining(hit(raised, 40)) == [0, 0]
+
+
+def test_a_limit_of_a_model_counts_its_requests_beside_the_limit_for_all() -> None:
+    of_model = OfKey(2, 50, model="large"), OfProject(9, None, model="large")
+    one = caller(OfKey(4, 100), *of_model)
+    assert remaining(hit(one, 30, "small")) == [3, 70]
+    assert remaining(hit(one, 30, "large")) == [2, 40, 1, 20, 8]
+    with pytest.raises(RateLimitError, match="50 tokens a minute of this key for the model `larg"):
+        hit(one, 30, "large")
+    give_back(one, 30, "large")
+    assert remaining(hit(one, 10, "large")) == [2, 60, 1, 40, 8]
+    assert remaining(hit(one, None)) == [1], "A write names no model."
+
+
+def test_headers_tell_of_the_limit_with_the_least_remaining_for_the_model() -> None:
+    one = caller(OfKey(5, 100), OfKey(3, 1_000, model="a/b:c"))
+    told = rate_limits.count_request(one, 10, "a/b:c")
+    assert told["x-ratelimit-limit-requests"] == "3"
+    assert told["x-ratelimit-limit-tokens"] == "100"
+    assert rate_limits.count_request(one, 10, "demo")["x-ratelimit-limit-requests"] == "5"
 
 
 def pass_time(seconds: float) -> None:
@@ -91,7 +115,7 @@ def pass_time(seconds: float) -> None:
 
 
 def test_a_window_resets_when_nothing_is_counted_any_more() -> None:
-    one = caller(Limits(requests_per_minute=60))
+    one = caller(OfKey(requests_per_minute=60))
     assert hit(one, 0)[0].reset_s == pytest.approx(120, abs=1)
     pass_time(80)  # The count is that of the previous minute now.
     assert hit(one, 0)[0].reset_s == pytest.approx(100, abs=1)
@@ -110,7 +134,7 @@ def test_a_window_resets_when_nothing_is_counted_any_more() -> None:
 def test_a_refusal_says_when_the_request_has_room(
     used: int, passed_s: float, tokens: int, wait_s: int
 ) -> None:
-    one, began = caller(Limits(tokens_per_minute=100)), time.monotonic()
+    one, began = caller(OfKey(tokens_per_minute=100)), time.monotonic()
     hit(one, used)
     pass_time(passed_s)
     with pytest.raises(RateLimitError) as caught:
@@ -124,30 +148,30 @@ def test_a_refusal_says_when_the_request_has_room(
 
 
 def test_an_undone_count_is_available_again() -> None:
-    one = caller(Limits(2, 100), Limits(2, 100))
+    one = caller(OfKey(2, 100), OfProject(2, 100))
     hit(one, 30)
-    give_back(one, 30)
+    give_back(one, 30, "")
     assert remaining(hit(one, 100)) == [1, 0, 1, 0]
 
 
 def test_a_refusal_by_the_project_does_not_count_for_the_key() -> None:
-    full = Caller(9, 2, project_limits=Limits(1, 100))
+    full = Caller(9, 2, limits=(OfProject(1, 100),))
     hit(full, 100)
-    one = caller(Limits(5, 100), Limits(1, 100))
+    one = caller(OfKey(5, 100), OfProject(1, 100))
     with pytest.raises(RateLimitError):
         hit(one, 50)
     with pytest.raises(RateLimitError) as caught:
-        hit(caller(Limits(5, 90), Limits(6, 100)), 50)
+        hit(caller(OfKey(5, 90), OfProject(6, 100)), 50)
     told = caught.value.headers
     assert told["x-ratelimit-remaining-requests"] == "5"
     assert told["x-ratelimit-remaining-tokens"] == "0"
-    alone = caller(Limits(5, 100))
+    alone = caller(OfKey(5, 100))
     assert remaining(hit(alone, 1)) == [4, 99]
 
 
 def used(key: ApiKey, reserved: int, tokens: int, age_s: float = 1) -> AccountedGeneration:
     created = dt.datetime.fromtimestamp(time.time() - age_s, dt.UTC)
-    return AccountedGeneration(key.project_id, key.pk, created, reserved, tokens)
+    return AccountedGeneration(key.project_id, key.pk, "demo", created, reserved, tokens)
 
 
 @pytest.mark.parametrize(
@@ -164,17 +188,32 @@ def test_the_estimate_is_corrected_by_what_was_used(
 ) -> None:
     key = api_key[0]
     ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
-    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    one = Caller(key.pk, key.project_id, limits=(OfKey(tokens_per_minute=100),))
     hit(one, 50)
     correct([used(key, 50, tokens, age_s)], time.time())
     assert remaining(hit(one, 1)) == [left]
+
+
+def test_the_estimate_is_corrected_in_the_limits_of_the_model_that_was_used(api_key: Key) -> None:
+    key = api_key[0]
+    ModelLimit.objects.create(project=key.project, model="demo", tokens_per_minute=100)
+    for model in ("demo", "other"):
+        fields = {"project": key.project, "api_key": key, "model": model}
+        ModelLimit.objects.create(**fields, tokens_per_minute=90)
+    one = find_caller(api_key[1])
+    assert one is not None
+    assert remaining(hit(one, 50, "demo")) == [40, 50]
+    assert remaining(hit(one, 50, "other")) == [40]
+    correct([used(key, 50, 10)], time.time())
+    assert remaining(hit(one, 1, "demo")) == [79, 89]
+    assert remaining(hit(one, 1, "other")) == [39]
 
 
 def test_a_correction_gives_no_credit(api_key: Key) -> None:
     """An estimate that is larger than the limit took the limit, and no more is given back."""
     key = api_key[0]
     ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
-    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    one = Caller(key.pk, key.project_id, limits=(OfKey(tokens_per_minute=100),))
     hit(one, 5000)
     correct([used(key, 5000, 10)], time.time())
     assert remaining(hit(one, 1)) == [89]
@@ -185,7 +224,7 @@ def test_a_correction_gives_no_credit(api_key: Key) -> None:
 def test_an_estimate_is_corrected_in_the_minute_in_which_it_was_counted(api_key: Key) -> None:
     key = api_key[0]
     ApiKey.objects.filter(pk=key.pk).update(tokens_per_minute=100)
-    one = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=100))
+    one = Caller(key.pk, key.project_id, limits=(OfKey(tokens_per_minute=100),))
     hit(one, 60)
     pass_time(64)
     hit(one, 20)
@@ -229,10 +268,10 @@ def no_redis(settings: Any) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_redis")
 def test_without_redis_requests_pass_or_fail_as_configured(settings: Any) -> None:
-    one = caller(Limits(requests_per_minute=1))
+    one = caller(OfKey(requests_per_minute=1))
     settings.RATE_LIMITS_FAIL_OPEN = True
     assert hit(one, 0) == []
     settings.RATE_LIMITS_FAIL_OPEN = False
     with pytest.raises(redis.exceptions.ConnectionError):
         hit(one, 0)
-    give_back(one, 0)
+    give_back(one, 0, "")

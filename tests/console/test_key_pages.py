@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from inference_site.accounts.budgets import Spent, period_start
 from inference_site.accounts.keys import create_key, find_caller, key_of_imports, rotate_key
-from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, Project
+from inference_site.accounts.models import ApiKey, Budget, BudgetSpend, ModelLimit, Project
 from inference_site.accounts.rate_limits import hit
 from inference_site.console import key_states
 from inference_site.console.key_states import KeyState, bars_of, state_of, states_of
@@ -123,6 +123,29 @@ def test_a_key_says_which_limits_are_used_up(api_key: Key) -> None:
         create_generation(key, status=Status.RUNNING)
     assert state(key).sentence == "Refused: all 2 runs at one time in use."
     assert state(key).label == "refused"
+
+
+def test_a_key_whose_limits_for_one_model_are_used_up_works_with_others(
+    admin: Client, api_key: Key
+) -> None:
+    key, secret = api_key
+    limits = {"project": key.project, "model": "demo"}
+    ModelLimit.objects.create(**limits, api_key=key, requests_per_minute=1)
+    ModelLimit.objects.create(**limits, concurrent_runs=2)
+    ModelLimit.objects.create(project=key.project, model="other", tokens_per_minute=9)
+    caller = find_caller(secret)
+    assert caller is not None
+    hit(caller, 1, "demo")
+    create_generation(key, status=Status.RUNNING, model="demo")
+    create_generation(key, status=Status.RUNNING, model="other")
+    shown = {(bar.name, bar.used, bar.of, bar.refusal) for bar in bars_of(key)}
+    assert shown == {
+        ("Requests in this minute for demo", "1", "1", ""),
+        ("Waiting and running now for demo, whole project", "1", "2", ""),
+        ("Tokens in this minute for other, whole project", "0", "9", ""),
+    }
+    assert state(key).label == "works"
+    assert len(bars_of(key.project)) == 2
 
 
 def refuse(key: ApiKey, code: str, path: str, **fields: Any) -> None:

@@ -149,6 +149,50 @@ def test_no_more_run_at_one_time_than_may(stack: ServedStack) -> None:
         wait_until(lambda: http.post(CHAT, json=ask()).status_code == 200, 120, "their end")
 
 
+def test_limits_for_a_model_refuse_its_requests_and_no_others(stack: ServedStack) -> None:
+    """Concurrent runs, requests and tokens, of the key and of the project."""
+    key = make_key(stack)
+
+    def limit(model: str, api_key_id: int | None = None, **limits: int) -> None:
+        row = {"project_id": key.project_id, "api_key_id": api_key_id, "model": model, **limits}
+        names, marks = ", ".join(row), ", ".join(["%s"] * len(row))
+        stack.sql(f"INSERT INTO accounts_modellimit ({names}) VALUES ({marks})", *row.values())  # noqa: S608
+
+    limit("scripted", key.id, concurrent_runs=2)
+    limit("scripted", requests_per_minute=100)
+    limit("demo", tokens_per_minute=300)
+    endless = ask(model="scripted", text=ENDLESS, max_tokens=None, stream=True)
+
+    def begin(_: int) -> httpx.Response:
+        return http.send(http.build_request("POST", CHAT, json=endless), stream=True)
+
+    with key.http(stack) as http, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(begin, range(6)))
+        codes = [answer.status_code for answer in answers]
+        (told,) = {
+            json.loads(answer.read())["error"]["message"]
+            for answer in answers
+            if answer.status_code == 429
+        }
+        others = [http.post(CHAT, json=ask(max_tokens=4)) for _ in range(2)]
+        full = http.post(CHAT, json=ask(max_tokens=260))
+        for answer in answers:
+            answer.close()
+        assert (codes.count(200), codes.count(429)) == (2, 4)
+        assert "2 runs at one time of this key for the model `scripted`" in told
+        assert [answer.status_code for answer in others] == [200, 200]
+        assert headers_of(others[0])["limit-tokens"] == "300"
+        assert "limit-requests" not in headers_of(others[0])
+        assert full.status_code == 429, "Estimates count until they are corrected."
+        error = full.json()["error"]
+        assert (error["code"], error["type"]) == ("rate_limit_exceeded", "tokens")
+        assert "300 tokens a minute of this project for the model `demo`" in error["message"]
+        wait_until(
+            lambda: http.post(CHAT, json=ask(model="scripted")).status_code == 200, 120, "their end"
+        )
+        assert headers_of(http.post(CHAT, json=ask(model="scripted")))["limit-requests"] == "100"
+
+
 def test_the_indexing_of_files_is_no_run(stack: ServedStack) -> None:
     key = make_key(stack, concurrent_runs=1)
     with key.http(stack) as http:

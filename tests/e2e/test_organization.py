@@ -242,6 +242,8 @@ def test_a_script_makes_a_key_with_limits_and_changes_them(
             "budgets[0].each",
         ),
         ({"budgets": [{"unit": "cost", "every": "day", "amount": 1}] * 2}, "budgets[1]"),
+        ({"model_limits": [{"model": "none", "concurrent_runs": 1}]}, "model_limits[0].model"),
+        ({"model_limits": [{"model": "demo"}] * 2}, "model_limits[1].model"),
         ({"create_service_account_only": True}, "create_service_account_only"),
     ],
 )
@@ -254,6 +256,93 @@ def test_a_bad_limit_of_a_new_key_is_refused_and_no_key_is_made(
         organization.projects.service_accounts.create(project, name="k", extra_body=fields)
     assert refused.value.param == param
     assert len(list(organization.projects.api_keys.list(project))) == known
+
+
+def test_the_rate_limits_of_a_project_are_listed_and_changed_by_model(
+    organization: Any, stack: ServedStack
+) -> None:
+    key = make_key(stack)
+    project, limits = f"proj_{key.project_id}", organization.projects.rate_limits
+    listed = {one.model: one for one in limits.list_rate_limits(project)}
+    assert {"demo", "scripted"} <= set(listed)
+    assert {one.max_requests_per_1_minute for one in listed.values()} == {None}
+    paged = [one.model for one in limits.list_rate_limits(project, limit=2)]
+    assert paged == list(listed)
+    last = limits.list_rate_limits(project, before=listed["scripted"].id, limit=1).data
+    assert [one.model for one in last] == [paged[paged.index("scripted") - 1]]
+
+    def change(model: str, **fields: Any) -> Any:
+        return limits.update_rate_limit(listed[model].id, project_id=project, **fields)
+
+    client = stack.client(key.secret)
+    changed = change("scripted", max_requests_per_1_minute=1)
+    assert (changed.model, changed.max_requests_per_1_minute) == ("scripted", 1)
+    changed = change("scripted", max_tokens_per_1_minute=5_000)
+    assert (changed.max_requests_per_1_minute, changed.max_tokens_per_1_minute) == (1, 5_000)
+
+    def is_refused() -> bool:
+        try:
+            chat(client)
+        except openai.RateLimitError as exc:
+            return "for the model `scripted`" in str(exc)
+        return False
+
+    wait_until(is_refused)
+    chat(client, "demo")
+    (shown,) = organization.projects.retrieve(project).model_limits
+    assert shown == {
+        "model": "scripted",
+        "requests_per_minute": 1,
+        "tokens_per_minute": 5_000,
+        "concurrent_runs": None,
+    }
+    for fields in ({"max_requests_per_1_minute": 0}, {"max_images_per_1_minute": 3}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            change("scripted", **fields)
+        assert refused.value.param == next(iter(fields))
+    with pytest.raises(openai.NotFoundError):
+        limits.update_rate_limit("rl-none", project_id=project, max_requests_per_1_minute=1)
+    removed = {"max_requests_per_1_minute": None, "max_tokens_per_1_minute": None}
+    change("scripted", extra_body=removed)
+    assert organization.projects.retrieve(project).model_limits == []
+    entries = stack.sql(
+        "SELECT split_part(change_message, ' By the key', 1) FROM django_admin_log "
+        "WHERE object_id = %s AND content_type_id = (SELECT id FROM django_content_type "
+        "WHERE app_label = 'accounts' AND model = 'project') ORDER BY id",
+        str(key.project_id),
+    )
+    assert [text for (text,) in entries] == [
+        "limits of models: none → scripted: requests per minute 1.",
+        "limits of models: scripted: requests per minute 1 → "
+        "scripted: requests per minute 1, tokens per minute 5,000.",
+        "limits of models: scripted: requests per minute 1, tokens per minute 5,000 → none.",
+    ]
+
+
+def test_a_key_is_made_with_limits_for_models_that_a_change_replaces(organization: Any) -> None:
+    projects = organization.projects
+    of_demo, of_scripted = (
+        {"model": "demo", "requests_per_minute": 5, "tokens_per_minute": None},
+        {"model": "scripted", "concurrent_runs": 2},
+    )
+    project = projects.create(name="by model", extra_body={"model_limits": [of_demo]})
+    made = projects.service_accounts.create(
+        project.id, name="job", extra_body={"model_limits": [of_scripted, of_demo]}
+    )
+
+    def change(**fields: Any) -> Any:
+        return projects.api_keys.update(made.id, project_id=project.id, extra_body=fields)
+
+    shown = projects.api_keys.retrieve(made.id, project_id=project.id).model_limits
+    assert [one["model"] for one in shown] == ["demo", "scripted"]
+    assert shown[1]["concurrent_runs"] == 2
+    assert [one["model"] for one in change(model_limits=[of_scripted]).model_limits] == ["scripted"]
+    with ThreadPoolExecutor(4) as pool:
+        both = [{"model_limits": [{**of_demo, "requests_per_minute": n}]} for n in (1, 2, 3, 4)]
+        made_at_once = list(pool.map(lambda fields: change(**fields).model_limits, both))
+    assert [one["requests_per_minute"] for (one,) in made_at_once] == [1, 2, 3, 4]
+    assert change(model_limits=None).model_limits == []
+    assert len(projects.retrieve(project.id).model_limits) == 1
 
 
 def test_a_spend_limit_refuses_requests_until_it_is_raised(

@@ -30,17 +30,18 @@ def forms(prefix: str, *rows: dict[str, Any], initial: int = 0) -> dict[str, Any
 def test_a_project_and_its_budgets(admin: Client, project: Project) -> None:
     page = f"/admin/accounts/project/{project.pk}/change/"
     row = {"unit": "tokens", "every": "day", "amount": "5", "project": project.pk}
-    form = {"name": "owner", "is_active": "on", "requests_per_minute": "60"}
+    no_limits = forms("model_limits")
+    form = {"name": "owner", "is_active": "on", "requests_per_minute": "60", **no_limits}
     admin.post(page, form | forms("budgets", row))
     budget = Budget.objects.get()
     assert told() == f"Requests per minute: empty → 60; added budget “{budget}”"
     changed = forms("budgets", row | {"id": budget.pk, "amount": "7"}, initial=1)
-    admin.post(page, {"name": "another", "requests_per_minute": "60"} | changed)
+    admin.post(page, {"name": "another", "requests_per_minute": "60"} | no_limits | changed)
     assert "Name: owner → another; Is active: yes → no; budget “" in told()
     assert "Amount: 5" in told()
     assert "→ 7" in told()
     gone = forms("budgets", row | {"id": budget.pk, "DELETE": "on"}, initial=1)
-    admin.post(page, {"name": "another", "requests_per_minute": "60"} | gone)
+    admin.post(page, {"name": "another", "requests_per_minute": "60"} | no_limits | gone)
     assert told().startswith("deleted budget “")
 
 

@@ -31,8 +31,8 @@ def tokens(caller: Caller = BUDGETED, **fields: Any) -> int:
 def test_nothing_is_estimated_where_nobody_counts_it() -> None:
     said = (Message("user", "x" * 300),)
     assert tokens(Caller(1, 1), messages=said) == 0
-    assert tokens(Caller(1, 1, key_limits=Limits(requests_per_minute=1)), messages=said) == 0
-    assert tokens(Caller(1, 1, project_limits=Limits(tokens_per_minute=1)), messages=said) > 0
+    assert tokens(Caller(1, 1, limits=(Limits("key", requests_per_minute=1),)), messages=said) == 0
+    assert tokens(Caller(1, 1, limits=(Limits("project", tokens_per_minute=1),)), messages=said) > 0
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_request_whose_key_was_read_before_the_budget_was_made_reserves_in_it(
 ) -> None:
     """Its end released what other requests had reserved."""
     key = api_key[0]
-    caller = Caller(key.pk, key.project_id, key_limits=Limits(tokens_per_minute=1_000))
+    caller = Caller(key.pk, key.project_id, limits=(Limits("key", tokens_per_minute=1_000),))
     budget = Budget.objects.create(project=key.project, unit="tokens", every="day", amount=100)
     request = GenerationRequest("demo", messages=(Message("user", "Hi"),), max_output_tokens=30)
     with admit(caller, request, None, {}) as admission, transaction.atomic():

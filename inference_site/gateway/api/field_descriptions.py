@@ -91,6 +91,21 @@ FIELDS = {
     "priority_requests_per_minute": (
         "How many requests in a minute have the service tier `priority`; null for none."
     ),
+    "model_limits": (
+        "The limits for single models, besides those for all; a request replaces all that there "
+        "are."
+    ),
+    "ModelLimitRequest.model": "The id or an alias of the model.",
+    "ModelLimitObject.model": "The id of the model.",
+    "ProjectRateLimit.model": "The id of the model.",
+    "max_requests_per_1_minute": (
+        "How many requests are accepted in a minute; null without a limit."
+    ),
+    "max_tokens_per_1_minute": "How many tokens are accepted in a minute; null without a limit.",
+    "max_requests_per_1_day": "Refused: there is no such limit.",
+    "max_images_per_1_minute": "Refused: there is no such limit.",
+    "max_audio_megabytes_per_1_minute": "Refused: there is no such limit.",
+    "batch_1_day_max_input_tokens": "Refused: there is no such limit.",
     "expires_in_seconds": "In how many seconds the key expires; null if it does not.",
     "NewKey.expires_at": "When the key expires, in Unix seconds; null if it does not.",
     "create_service_account_only": "A service account is a key here, so there is none without.",

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
-from inference_site.accounts.keys import Caller
+from inference_site.accounts.keys import Caller, Limits
 from inference_site.accounts.rate_limits import count_request, takes_priority
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.request import AudioFile, GenerationRequest, TextPart
@@ -50,10 +50,15 @@ SELECT pg_advisory_xact_lock({0x1F5A0001}, (%(key_id)s %% 2147483647)::int),
 """
 """Locks under which the runs of a key and of its project are counted."""
 _COUNT_RUNS = f"""
-SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*) FROM generations_generation
+SELECT count(*) FILTER (WHERE api_key_id = %(key_id)s), count(*),
+    count(*) FILTER (WHERE api_key_id = %(key_id)s AND model = %(model)s),
+    count(*) FILTER (WHERE model = %(model)s)
+FROM generations_generation
 WHERE project_id = %(project_id)s AND finished_at IS NULL
     AND NOT {IS_INDEXING}
 """  # noqa: S608  # A constant.
+_COUNTED_RUNS = ("key", False), ("project", False), ("key", True), ("project", True)
+"""Whose runs each column counts, and whether those of the model alone."""
 
 TierName = Literal["default", "flex", "priority"]
 
@@ -91,6 +96,7 @@ class Admission:
     """
 
     caller: Caller
+    model: str
     estimate: Estimate
     at: dt.datetime
     headers: dict[str, str]
@@ -100,7 +106,7 @@ class Admission:
     @property
     def has_more_to_write(self) -> bool:
         """Whether anything is to be written or checked in the transaction of the row."""
-        has_limit = _run_limits(self.caller) != (None, None)
+        has_limit = bool(_run_limits(self.caller, self.model))
         return self.with_row is not None or self.estimate.tokens > 0 or has_limit
 
     def write(self) -> None:
@@ -110,7 +116,7 @@ class Admission:
         """
         if self.with_row is not None:
             self.with_row.write()
-        _check_runs(self.caller)
+        _check_runs(self.caller, self.model)
         # Also without a known budget: accounting releases the row's estimate in each that is older.
         if self.estimate.tokens:
             owners = self.caller.project_id, self.caller.api_key_id
@@ -129,45 +135,45 @@ def admit(
     Raise RateLimitError for too many requests per minute, and while requests that have not ended
     reserve the rest of a budget; QuotaError when a budget is used up.
     """
-    estimate = estimate_usage(caller, request)
-    headers = _count(caller, estimate.tokens)
+    estimate, model = estimate_usage(caller, request), request.model
+    headers = _count(caller, estimate.tokens, model)
     try:
-        yield Admission(caller, estimate, timezone.now(), headers, with_row, values)
+        yield Admission(caller, model, estimate, timezone.now(), headers, with_row, values)
     except BudgetExhausted as exc:
-        rate_limits.give_back(caller, estimate.tokens)
-        headers, retry_after_s = rate_limits.current_headers(caller), exc.retry_after_s
+        rate_limits.give_back(caller, estimate.tokens, model)
+        headers, retry_after_s = rate_limits.current_headers(caller, model), exc.retry_after_s
         if exc.is_used_up:
             message = f"You exceeded your current quota: {exc}."
             raise QuotaError(message, retry_after_s=retry_after_s, headers=headers) from exc
         message = f"Rate limit reached: {exc}. Please try again when one has ended."
         raise RateLimitError(message, retry_after_s=retry_after_s, headers=headers) from exc
     except Exception as exc:
-        rate_limits.give_back(caller, estimate.tokens)
+        rate_limits.give_back(caller, estimate.tokens, model)
         error = api_error(exc)
         if isinstance(error, RateLimitError):
-            error.headers.update(rate_limits.current_headers(caller))
+            error.headers.update(rate_limits.current_headers(caller, model))
             if error is not exc:  # The queue's: it knows no headers.
                 raise error from exc
         raise
 
 
-def _count(caller: Caller, tokens: int) -> dict[str, str]:
+def _count(caller: Caller, tokens: int, model: str) -> dict[str, str]:
     """Count a request as ``count_request`` does.
 
     Before a limit of tokens refuses it, the estimates of what has ended are corrected.
     """
     try:
-        return count_request(caller, tokens)
+        return count_request(caller, tokens, model)
     except RateLimitError as exc:
         if exc.type != "tokens":
             raise
         settle_for_request(caller.project_id)
-        return count_request(caller, tokens)
+        return count_request(caller, tokens, model)
 
 
 def estimate_usage(caller: Caller, request: GenerationRequest) -> Estimate:
     """Return an upper estimate of a request's tokens and cost; zero if no limit needs it."""
-    if not caller.has_budget and not rate_limits.has_token_limit(caller):
+    if not caller.has_budget and not rate_limits.has_token_limit(caller, request.model):
         return Estimate(0, Decimal(0))
     return most_usage(request)
 
@@ -229,28 +235,34 @@ def _texts(request: GenerationRequest) -> Iterator[str]:
     yield from (repr(tool) for tool in request.tools)
 
 
-def _check_runs(caller: Caller) -> None:
+def _check_runs(caller: Caller, model: str) -> None:
     """Raise RateLimitError when the key or project has more concurrent runs than it may.
 
     The new row is written already, and the locks make others wait for its commit.
     """
-    limits = _run_limits(caller)
-    if limits == (None, None):
+    limits = _run_limits(caller, model)
+    if not limits:
         return
-    owners = {"key_id": caller.api_key_id, "project_id": caller.project_id}
+    row: dict[str, int | str]
+    row = {"key_id": caller.api_key_id, "project_id": caller.project_id, "model": model}
     with connection.cursor() as cursor:
-        cursor.execute(_LOCK_RUNS, owners)
-        cursor.execute(_COUNT_RUNS, owners)
-        counts = cursor.fetchone()
-    for owner, limit, count in zip(("key", "project"), limits, counts, strict=True):
-        if limit is not None and count > limit:
+        cursor.execute(_LOCK_RUNS, row)
+        cursor.execute(_COUNT_RUNS, row)
+        counts = dict(zip(_COUNTED_RUNS, cursor.fetchone(), strict=True))
+    for limit, most in limits:
+        if counts[limit.owner, bool(limit.model)] > most:
+            whose = f"this {limit.owner}" + (f" for the model `{model}`" if limit.model else "")
             raise RateLimitError(
-                f"Rate limit reached: {limit} runs at one time of this {owner}. "
+                f"Rate limit reached: {most} runs at one time of {whose}. "
                 "Please try again when one has ended.",
                 retry_after_s=1,
             )
 
 
-def _run_limits(caller: Caller) -> tuple[int | None, int | None]:
-    """Return the limits on concurrent runs of the key and of the project; None is no limit."""
-    return caller.key_limits.concurrent_runs, caller.project_limits.concurrent_runs
+def _run_limits(caller: Caller, model: str) -> list[tuple[Limits, int]]:
+    """Return the limits on concurrent runs that hold for this model."""
+    return [
+        (limits, limits.concurrent_runs)
+        for limits in caller.limits
+        if limits.concurrent_runs is not None and limits.holds_for(model)
+    ]

@@ -66,7 +66,7 @@ ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED
 
 _MARK_ACCOUNTED = f"""
 UPDATE generations_generation SET is_accounted = true WHERE id = ANY(%(ids)s)
-RETURNING project_id, api_key_id, created_at,
+RETURNING project_id, api_key_id, model, created_at,
     CASE WHEN {IS_INDEXING} THEN 0 ELSE reserved_tokens END,
     input_tokens + output_tokens
 """  # noqa: S608  # A constant.
