@@ -21,6 +21,7 @@ from inference_site.gateway.file_views import (
     UploadsView,
 )
 from inference_site.gateway.organization_views import (
+    ModelPermissionsView,
     ProjectArchiveView,
     ProjectKeysView,
     ProjectKeyView,
@@ -107,6 +108,10 @@ urlpatterns = [
     path("v1/organization/projects/<str:project_id>", ProjectView.as_view()),
     path("v1/organization/projects/<str:project_id>/archive", ProjectArchiveView.as_view()),
     path("v1/organization/projects/<str:project_id>/spend_limit", SpendLimitView.as_view()),
+    path(
+        "v1/organization/projects/<str:project_id>/model_permissions",
+        ModelPermissionsView.as_view(),
+    ),
     path("v1/organization/projects/<str:project_id>/rate_limits", RateLimitsView.as_view()),
     path(
         "v1/organization/projects/<str:project_id>/rate_limits/<path:rate_limit_id>",

@@ -239,9 +239,9 @@ class PullView(OllamaView):
         if known is not None and may_use(caller, known):
             done = wire.OllamaPulled(status="success", model=known.id)
             return Response(done.model_dump())
-        if caller.allowed_models:
+        if caller.allowed_models or caller.project_models:
             raise ForbiddenError(
-                "This API key allows some models only, so it pulls no others.",
+                "This API key or its project allows some models only, so it pulls no others.",
                 param="model",
                 code="model_not_allowed",
             )

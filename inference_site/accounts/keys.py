@@ -44,7 +44,7 @@ SELECT {digest}, key.id, key.project_id, project.name, key.scopes, key.allowed_m
        {used_earlier},
        key.requests_per_minute, key.tokens_per_minute, key.concurrent_runs,
        project.requests_per_minute, project.tokens_per_minute, project.concurrent_runs,
-       project.disconnect_grace_s, key.priority_requests_per_minute,
+       project.disconnect_grace_s, key.priority_requests_per_minute, project.allowed_models,
        EXISTS (SELECT FROM accounts_budget budget WHERE budget.project_id = key.project_id),
        (SELECT json_agg(json_build_array(
             CASE WHEN of_model.api_key_id IS NULL THEN 'project' ELSE 'key' END,
@@ -106,8 +106,8 @@ class Limits:
 class Caller:
     """The sender of a request: the key and project behind a valid secret.
 
-    An empty ``allowed_models`` allows all models. ``limits`` are those of the key and the project,
-    for all models and for each that has some.
+    ``allowed_models`` are those of the key, and ``project_models`` those of the project: each that
+    is empty allows all. ``limits`` are those of both, for all models and for single ones.
     """
 
     api_key_id: int
@@ -115,11 +115,17 @@ class Caller:
     project_name: str = ""
     scopes: frozenset[str] = frozenset()
     allowed_models: frozenset[str] = frozenset()
+    project_models: frozenset[str] = frozenset()
     limits: tuple[Limits, ...] = ()
     disconnect_grace_s: int | None = None
     priority_requests_per_minute: int | None = None
     has_budget: bool = False
     is_authenticated: bool = True
+
+    def allows(self, *names: str) -> bool:
+        """Whether key and project allow a model by one of these names: its id, or a route's."""
+        lists = filter(None, (self.allowed_models, self.project_models))
+        return not any(allowed.isdisjoint(names) for allowed in lists)
 
 
 def create_key(project: Project, name: str, **fields: Any) -> tuple[ApiKey, str]:
@@ -317,13 +323,14 @@ def _query_callers(
                 execute_prepared(_USED, {"key": key, **times})
                 if digest:
                     execute_prepared(_DIGEST_USED, {"digest": digest, **times})
-        *limits, grace_s, priority, has_budget, of_models = rest
+        *limits, grace_s, priority, project_models, has_budget, of_models = rest
         callers[digest] = Caller(
             api_key_id=key,
             project_id=project,
             project_name=name,
             scopes=frozenset(scopes),
             allowed_models=frozenset(models),
+            project_models=frozenset(project_models),
             limits=(
                 Limits("key", *limits[:3]),
                 Limits("project", *limits[3:]),

@@ -92,6 +92,13 @@ class Project(Limited):
             ".example.org includes all names below it. Leave empty for all that the site allows."
         ),
     )
+    allowed_models = ArrayField(
+        models.CharField(max_length=200),
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text="Model ids, separated by commas. Leave empty to allow all models.",
+    )
     members = models.ManyToManyField(
         settings.AUTH_USER_MODEL,
         blank=True,

@@ -35,7 +35,7 @@ from inference_site.accounts.models import (
     Project,
 )
 from inference_site.catalogue.catalogue import catalogue
-from inference_site.console.key_forms import ApiKeyForm
+from inference_site.console.key_forms import ApiKeyForm, ModelsForm
 from inference_site.console.key_states import (
     OTHERS_KEY,
     REVOKED,
@@ -231,12 +231,15 @@ class ModelLimitInline(OfKeysInline):
 class ProjectAdmin(UndeletedAdmin):
     """Admin of projects with their limits and budgets."""
 
+    form = ModelsForm
+
     list_display = ("name", "is_active", *LIMITS, "created_at")
     list_filter = ("is_active",)
     search_fields = ("name",)
     autocomplete_fields = ("members",)
     fieldsets = (
-        (None, {"fields": ("name", "is_active", "disconnect_grace_s", "mcp_hosts")}),
+        (None, {"fields": ("name", "is_active", "disconnect_grace_s")}),
+        ("Access", {"fields": ("allowed_models", "mcp_hosts")}),
         ("Project-wide limits", {"fields": LIMITS}),
         ("Retention", {"fields": RETENTION}),
         ("Own keys", {"fields": ("members",)}),

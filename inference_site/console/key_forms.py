@@ -1,4 +1,4 @@
-"""The forms of API keys: the administrators' form, and the form of users for keys of their own."""
+"""The forms of API keys and projects: the administrators', and that of users for own keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unfold.widgets import (
     UnfoldAdminTextInputWidget,
 )
 
-from inference_site.accounts.models import LIMITS, ApiKey, Project, Scope, default_scopes
+from inference_site.accounts.models import LIMITS, Project, Scope, default_scopes
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.models_file import Route
 from inference_site.core.domain.model_spec import ModelSpec
@@ -85,8 +85,21 @@ def _models_field(explanations: Mapping[str, str]) -> forms.MultipleChoiceField:
     )
 
 
-class ApiKeyForm(forms.ModelForm[ApiKey]):
-    """The administrators' form, with a checkbox for each scope and each model."""
+class ModelsForm(forms.ModelForm[Any]):
+    """The administrators' form of a project or key, with a checkbox for each model."""
+
+    allowed_models = _models_field({})
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The form of a user who may only view has no fields.
+        if "allowed_models" in self.fields:
+            models = _models_field(explained_models(self.instance.allowed_models))
+            self.fields["allowed_models"] = models
+
+
+class ApiKeyForm(ModelsForm):
+    """The administrators' form of a key, also with a checkbox for each scope."""
 
     scopes = forms.MultipleChoiceField(
         label="Permissions",
@@ -95,14 +108,6 @@ class ApiKeyForm(forms.ModelForm[ApiKey]):
         error_messages={"required": "Choose at least one permission."},
         widget=ExplainedChoices({scope.value: does for scope, does in _SCOPES.items()}),
     )
-    allowed_models = _models_field({})
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        # The form of a user who may only view a key has no fields.
-        if "allowed_models" in self.fields:
-            models = _models_field(explained_models(self.instance.allowed_models))
-            self.fields["allowed_models"] = models
 
 
 class OwnKeyForm(forms.Form):

@@ -77,7 +77,8 @@ def my_keys(request: HttpRequest) -> HttpResponse:
     newest = keys[0] if keys else None
     project = user.projects.first() if newest is None else newest.project
     usable = catalogue().listed(project.name) if project is not None else []
-    allowed = set(newest.allowed_models) if newest is not None else set()
+    lists = [one.allowed_models for one in (newest, project) if one is not None]
+    allowing = [allowed for allowed in lists if allowed]
     ids = [key.pk for key in keys]
     length = dt.timedelta(days=30)
     context = {
@@ -88,7 +89,9 @@ def my_keys(request: HttpRequest) -> HttpResponse:
         "tiles": recent_tiles(Period.DAY, length, api_keys=ids) if ids else [],
         "may_make": user.projects.filter(is_active=True).exists(),
         "base_url": request.build_absolute_uri("/v1"),
-        "model": next((s.id for s in usable if not allowed or s.id in allowed), "MODEL"),
+        "model": next(
+            (s.id for s in usable if all(s.id in allowed for allowed in allowing)), "MODEL"
+        ),
     }
     return TemplateResponse(request, "console/my_keys.html", context)
 

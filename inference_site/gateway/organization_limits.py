@@ -67,20 +67,20 @@ class ModelLimitRequest(WireRequest):
 
 
 class LimitsRequest(WireRequest):
-    """The limits and budgets of a project or key."""
+    """The limits, budgets and models of a project or key; no ``allowed_models`` are all models."""
 
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     concurrent_runs: Limit | None = None
+    allowed_models: Annotated[list[str], Field(max_length=1_000)] | None = None
     model_limits: Annotated[list[ModelLimitRequest], Field(max_length=1_000)] | None = None
     budgets: Annotated[list[BudgetRequest], Field(max_length=32)] | None = None
 
 
 class KeyLimitsRequest(LimitsRequest):
-    """What a key may use. Without ``allowed_models`` it may use all models."""
+    """What a key may use."""
 
     priority_requests_per_minute: Limit | None = None
-    allowed_models: Annotated[list[str], Field(max_length=1_000)] | None = None
     scopes: Annotated[list[_Scope], Field(min_length=1)] | None = None
     expires_in_seconds: Annotated[int, Field(ge=1, le=10**9)] | None = None
 
@@ -117,10 +117,10 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
     sent = given.model_fields_set
     named = [name for name in (*LIMITS, _PRIORITY) if name in sent]
     columns: dict[str, Any] = {name: getattr(given, name) for name in named}
+    if "allowed_models" in sent:
+        kept = target.allowed_models
+        columns["allowed_models"] = ids_of(given.allowed_models or (), kept, "allowed_models")
     if isinstance(given, KeyLimitsRequest) and isinstance(target, ApiKey):
-        if "allowed_models" in sent:
-            ids = _ids_of(given.allowed_models or (), target.allowed_models)
-            columns["allowed_models"] = ids
         if given.scopes is not None:
             columns["scopes"] = list(dict.fromkeys(given.scopes))
         if "expires_in_seconds" in sent:
@@ -199,13 +199,13 @@ def change_model_limits(target: Project | ApiKey, wanted: Mapping[str, Amounts])
 
 
 def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[str, Any]]:
-    """Return the limits and budgets of projects or keys by id; of keys also models and scopes."""
+    """Return the limits, budgets and models of projects or keys by id; of keys also the scopes."""
     budgets_of, models_of = _budgets_of(targets), _limits_by_model(targets)
     spent_by = spent_of([one for some in budgets_of.values() for one in some], timezone.now())
     shown: dict[int, dict[str, Any]] = {}
     for target in targets:
-        of_key = (_PRIORITY, "allowed_models", "scopes") if isinstance(target, ApiKey) else ()
-        names = (*LIMITS, *of_key)
+        of_key = (_PRIORITY, "scopes") if isinstance(target, ApiKey) else ()
+        names = ("allowed_models", *LIMITS, *of_key)
         shown[target.pk] = {name: getattr(target, name) for name in names}
         shown[target.pk]["model_limits"] = [
             ModelLimitObject(model=row.model, **{name: getattr(row, name) for name in LIMITS})
@@ -284,14 +284,17 @@ def _wanted(given: Sequence[BudgetRequest], kept: Collection[Bounded]) -> dict[B
     return amounts
 
 
-def _ids_of(names: Sequence[str], kept: Collection[str]) -> list[str]:
-    """Return the ids of models and routes with these names. Raise InvalidRequestError."""
+def ids_of(names: Sequence[str], kept: Collection[str], param: str) -> list[str]:
+    """Return the ids of models and routes with these names. Raise InvalidRequestError.
+
+    Those that are ``kept`` need not exist any more.
+    """
     ids = []
     for place, name in enumerate(names):
         found = catalogue().holder_of(name)
         if found is None and name not in kept:
             message = f"No model has the name '{shown_name(name)}'."
-            raise InvalidRequestError(message, param=f"allowed_models[{place}]")
+            raise InvalidRequestError(message, param=f"{param}[{place}]")
         ids.append(name if found is None else found.id)
     return list(dict.fromkeys(ids))
 

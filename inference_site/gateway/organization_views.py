@@ -1,8 +1,8 @@
 """The organization API: projects and their keys, for scripts with a key that has the scope admin.
 
-Source of the wire models: API reference, "Projects", "Project rate limits", "Project service
-accounts" and "Project API keys". A service account is a key here: the answer that creates it has
-the secret, once. Ids are those of the usage API.
+Source of the wire models: API reference, "Projects", "Project rate limits", "Project model
+permissions", "Project service accounts" and "Project API keys". A service account is a key here:
+the answer that creates it has the secret, once. Ids are those of the usage API.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from inference_site.gateway.organization_limits import (
     change,
     change_budgets,
     change_model_limits,
+    ids_of,
     limits_of,
 )
 from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
@@ -124,6 +125,13 @@ class RateLimitChange(WireRequest):
     batch_1_day_max_input_tokens: _NotCounted = None
 
 
+class ModelPermissionsRequest(WireRequest):
+    """Body of the models that a project may use; an empty deny list allows all."""
+
+    mode: Literal["allow_list", "deny_list"]
+    model_ids: Annotated[list[str], Field(max_length=1_000)]
+
+
 class ProjectsQuery(PageQuery):
     """Query parameters of the list of projects."""
 
@@ -145,6 +153,21 @@ class RateLimitsQuery(PageQuery):
         None, description="The id of the first entry of the next page."
     )
     limit: Annotated[int, Field(ge=1, le=100)] = 100
+
+
+class ModelPermissions(WireObject):
+    """The models that a project may use; an empty deny list if it may use all."""
+
+    object: Literal["project.model_permissions"] = "project.model_permissions"
+    mode: Literal["allow_list", "deny_list"]
+    model_ids: list[str]
+
+
+class DeletedModelPermissions(WireObject):
+    """The answer of a deletion."""
+
+    object: Literal["project.model_permissions.deleted"] = "project.model_permissions.deleted"
+    deleted: Literal[True] = True
 
 
 class ProjectRateLimit(WireObject):
@@ -169,6 +192,7 @@ class ProjectObject(WireObject):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrent_runs: int | None
+    allowed_models: list[str]
     model_limits: list[ModelLimitObject]
     budgets: list[BudgetObject]
 
@@ -391,6 +415,40 @@ class SpendLimitView(OrganizationView):
             wanted = {bounded: amount for bounded, amount in old.items() if bounded != MONTHLY}
             _note(request, project, change_budgets(project, old, wanted))
         return Response(DeletedSpendLimit().model_dump())
+
+
+class ModelPermissionsView(OrganizationView):
+    """``/v1/organization/projects/{project_id}/model_permissions``."""
+
+    @documented(answer=ModelPermissions)
+    def get(self, request: Request, project_id: str) -> Response:
+        """Get the models that a project may use."""
+        return _model_permissions(_find_project(project_id))
+
+    @documented(answer=ModelPermissions, body=ModelPermissionsRequest)
+    def post(self, request: Request, project_id: str) -> Response:
+        """Set the models that a project may use."""
+        given = self.parse(ModelPermissionsRequest, request.data)
+        is_allowing = given.mode == "allow_list"
+        if is_allowing != bool(given.model_ids):
+            message = "An allow list must name a model."
+            if not is_allowing:
+                message = "This site has no deny lists: name the models that are allowed."
+            raise InvalidRequestError(message, param="model_ids" if is_allowing else "mode")
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            ids_of(given.model_ids, project.allowed_models, "model_ids")
+            wanted = LimitsRequest(allowed_models=given.model_ids)
+            _note(request, project, change(project, wanted))
+        return _model_permissions(project)
+
+    @documented(answer=DeletedModelPermissions)
+    def delete(self, request: Request, project_id: str) -> Response:
+        """Let a project use all models."""
+        with transaction.atomic():
+            project = _find_project(project_id, is_changed=True)
+            _note(request, project, change(project, LimitsRequest(allowed_models=[])))
+        return Response(DeletedModelPermissions().model_dump())
 
 
 class RateLimitsView(OrganizationView):
@@ -642,6 +700,12 @@ def _spend_limit(project: Project) -> Response:
         ),
     )
     return Response(limit.model_dump())
+
+
+def _model_permissions(project: Project) -> Response:
+    ids = project.allowed_models
+    shown = ModelPermissions(mode="allow_list" if ids else "deny_list", model_ids=ids)
+    return Response(shown.model_dump())
 
 
 def _rate_limits(project: Project) -> list[ProjectRateLimit]:

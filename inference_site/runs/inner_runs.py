@@ -82,8 +82,8 @@ def run_and_wait(
     if caller is None:
         raise NotPossible("The API key is not valid any more.")
     model = document.request.model
-    if caller.allowed_models and caller.allowed_models.isdisjoint({model, route}):
-        raise NotPossible(f"The API key does not allow the model `{model}`.")
+    if not caller.allows(model, route):
+        raise NotPossible(f"The API key or its project does not allow the model `{model}`.")
     spec = catalogue().models.get(model)
     if spec is None or not spec.is_for(caller.project_name):
         raise NotPossible(f"The model `{model}` does not exist any more.")

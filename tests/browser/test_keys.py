@@ -136,18 +136,24 @@ def test_a_project_gets_a_budget_for_each_end_user(page: Page, stack: ServedStac
     page.get_by_label("Unit").first.select_option("tokens")
     page.get_by_label("Every").first.select_option("day")
     page.get_by_label("Amount").first.fill("5000000")
+    page.get_by_role("link", name="Add another Limit of a model").click()
+    page.locator("#id_model_limits-0-model").select_option("scripted")
+    page.locator("#id_model_limits-0-tokens_per_minute").fill("40000")
     page.get_by_role("button", name="Save", exact=True).click()
     page.wait_for_url("**/admin/accounts/project/")
     page.goto("/admin/accounts/project/1/change/")
     name = "Budget of a day, whole project, for each end user (the highest)"
     expect(page.get_by_role("progressbar", name=name)).to_be_visible()
     expect(page.get_by_text("0 used up; resets at 00:00 UTC")).to_be_visible()
+    limit = page.get_by_role("progressbar", name="Tokens in this minute for scripted")
+    expect(limit).to_be_visible()
     assert_usable(page)
     page.goto("/admin/accounts/budget/")
     expect(page.get_by_role("row").filter(has_text="end user")).to_contain_text("5,000,000 tokens")
     assert_usable(page)
     stack.sql("DELETE FROM accounts_budgetspend")
     stack.sql("DELETE FROM accounts_budget WHERE amount = 5000000")
+    stack.sql("DELETE FROM accounts_modellimit")
 
 
 def test_a_user_makes_a_key_of_their_own(page: Page, stack: ServedStack) -> None:

@@ -319,6 +319,48 @@ def test_the_rate_limits_of_a_project_are_listed_and_changed_by_model(
     ]
 
 
+def test_a_project_is_limited_to_some_models_whatever_its_keys_may_use(
+    organization: Any, stack: ServedStack
+) -> None:
+    key = make_key(stack, allowed_models=["scripted", "demo", "demo-embedding"])
+    project, permissions = f"proj_{key.project_id}", organization.projects.model_permissions
+    client = stack.client(key.secret)
+    got = permissions.retrieve(project)
+    assert (got.mode, got.api_model_ids) == ("deny_list", [])
+    refusals = {
+        "mode": {"mode": "deny_list", "model_ids": ["demo"]},
+        "model_ids": {"mode": "allow_list", "model_ids": []},
+        "model_ids[1]": {"mode": "allow_list", "model_ids": ["demo", "none"]},
+    }
+    for param, fields in refusals.items():
+        with pytest.raises(openai.BadRequestError) as refused:
+            permissions.update(project, **fields)
+        assert refused.value.param == param
+    chat(client)
+    set_to = permissions.update(project, mode="allow_list", model_ids=["demo", "wide"])
+    assert (set_to.mode, set_to.api_model_ids) == ("allow_list", ["demo", "wide"])
+    assert organization.projects.retrieve(project).allowed_models == ["demo", "wide"]
+
+    def refusal(model: str) -> str:
+        try:
+            chat(client, model)
+        except openai.PermissionDeniedError as exc:
+            return f"{exc.code}: {exc}"
+        return ""
+
+    wait_until(lambda: refusal("scripted") != "")
+    told = refusal("scripted")
+    assert told.startswith("model_not_allowed: ")
+    assert "The project of this API key does not allow the model `scripted`" in told
+    assert "This API key does not allow the model `wide`" in refusal("wide")
+    assert [model.id for model in client.models.list()] == ["demo"]
+    with pytest.raises(openai.PermissionDeniedError):
+        client.embeddings.create(model="demo-embedding", input="a")
+    chat(client, "demo")
+    assert permissions.delete(project).deleted
+    wait_until(lambda: refusal("scripted") == "")
+
+
 def test_a_key_is_made_with_limits_for_models_that_a_change_replaces(organization: Any) -> None:
     projects = organization.projects
     of_demo, of_scripted = (

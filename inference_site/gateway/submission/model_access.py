@@ -140,18 +140,20 @@ def unknown_model(name: str) -> NotFoundError:
 
 
 def may_use(caller: Caller, spec: ModelSpec | Route) -> bool:
-    """Whether the caller's key allows this model or route."""
-    return not caller.allowed_models or spec.id in caller.allowed_models
+    """Whether the caller's key and project allow this model or route."""
+    return caller.allows(spec.id)
 
 
 def require_allowed(caller: Caller, spec: ModelSpec | Route) -> None:
-    """Raise ForbiddenError for a model or route that the caller's key does not allow.
+    """Raise ForbiddenError for a model or route that the caller's key or project does not allow.
 
     A route that is allowed is allowed with all its models; allowing these does not allow the route.
     """
     if not may_use(caller, spec):
+        of_key = caller.allowed_models and spec.id not in caller.allowed_models
         raise ForbiddenError(
-            f"This API key does not allow the model `{spec.id}`.",
+            f"{'This API key' if of_key else 'The project of this API key'} does not allow the "
+            f"model `{spec.id}`.",
             param="model",
             code="model_not_allowed",
         )
