@@ -104,22 +104,25 @@ def reserve(
     estimate: Estimate,
     now: dt.datetime,
     values: Mapping[str, str] | None = None,
+    model: str = "",
 ) -> None:
     """Reserve the estimate in every budget of the key and the project, or in none.
 
-    ``values`` has the request's end user and tags by their dimension: budgets for each of them
-    count what that one has spent. Call this in the transaction that accepts the generation. Raise
-    BudgetExhausted if the estimate exceeds the rest of a budget; of several, the one that refuses
-    longest. A budget without reservations accepts any estimate until it is spent; otherwise a
-    request larger than the remainder could never run. A budget that is newer than the request
-    holds no reservation of it, because accounting releases none there
-    (``accounting.HAS_RESERVATION``): the clock was set back, or the hosts that made the two have
-    different times.
+    ``model`` is the one that serves the request. ``values`` has the request's end user and tags by
+    their dimension: budgets for each of them count what that one has spent. Call this in the
+    transaction that accepts the generation. Raise BudgetExhausted if the estimate exceeds the rest
+    of a budget; of several, the one that refuses longest. A budget without reservations accepts any
+    estimate until it is spent; otherwise a request larger than the remainder could never run. A
+    budget that is newer than the request holds no reservation of it, because accounting releases
+    none there (``accounting.HAS_RESERVATION``): the clock was set back, or the hosts that made the
+    two have different times.
     """
     valued = {"": "", **(values or {})}
     is_affected = Q(api_key=None) | Q(api_key=api_key_id)
     budgets = list(
-        Budget.objects.filter(is_affected, project=project_id, each__in=valued).order_by("pk")
+        Budget.objects.filter(
+            is_affected, project=project_id, model__in=("", model), each__in=valued
+        ).order_by("pk")
     )
     if not budgets:
         return
@@ -167,7 +170,7 @@ def _lock_spends(rows: Sequence[BudgetSpend]) -> dict[int, BudgetSpend]:
 def replace_budgets(
     project_id: int, api_key_id: int | None, wanted: Mapping[Bounded, Decimal]
 ) -> None:
-    """Make these the budgets of a project, or of one of its keys: amounts by each, unit and period.
+    """Make these amounts the budgets of a project, or of one of its keys.
 
     A budget that bounds the same as before keeps what is spent of it. Call this in a transaction
     that has locked the row of the project and its budgets (``accounting.lock_budgets``), or made
@@ -175,16 +178,16 @@ def replace_budgets(
     """
     left = dict(wanted)
     for budget in Budget.objects.filter(project=project_id, api_key=api_key_id).order_by("pk"):
-        amount = left.pop((budget.each, budget.unit, budget.every), None)
+        amount = left.pop((budget.model, budget.each, budget.unit, budget.every), None)
         if amount is None:
             budget.delete()
         elif amount != budget.amount:
             budget.amount = amount
             budget.save(update_fields=["amount"])
-    for (each, unit, every), amount in left.items():
-        bounded = {"api_key_id": api_key_id, "each": each, "unit": unit, "every": every}
-        defaults = {"amount": amount}
-        Budget.objects.get_or_create(project_id=project_id, **bounded, defaults=defaults)
+    for (model, each, unit, every), amount in left.items():
+        bounded = {"model": model, "each": each, "unit": unit, "every": every}
+        owner = {"project_id": project_id, "api_key_id": api_key_id}
+        Budget.objects.get_or_create(**owner, **bounded, defaults={"amount": amount})
 
 
 @dataclass(frozen=True, slots=True)

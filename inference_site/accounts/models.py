@@ -263,17 +263,17 @@ END_USER, TAG = "user", "tag:"
 LONGEST_DIMENSION = len(TAG) + LONGEST_TAG
 
 
-BOUNDED = ("api_key", "each", "unit", "every")
+BOUNDED = ("api_key", "model", "each", "unit", "every")
 """The fields of a budget that say what it bounds; a project has one budget of each."""
-Bounded = tuple[str, str, str]
-"""Their values but for the key: ``each``, ``unit`` and ``every``."""
+Bounded = tuple[str, str, str, str]
+"""Their values but for the key: ``model``, ``each``, ``unit`` and ``every``."""
 
 
 class Budget(models.Model):
     """A bound on the usage of a project, or of one of its keys, in a day or month of UTC.
 
-    With a dimension in ``each``, each end user or each value of the tag has this amount, and
-    requests without one are not bounded.
+    It counts one model or all. With a dimension in ``each``, each end user or each value of the tag
+    has this amount, and requests without one are not bounded.
     """
 
     class Unit(models.TextChoices):
@@ -294,6 +294,8 @@ class Budget(models.Model):
         verbose_name="API key",
         help_text="Leave empty to count all keys of the project together.",
     )
+    # Its id, whether the catalogue has it or not; "" for all.
+    model = models.CharField(max_length=200, blank=True, default="", db_default="")
     each = models.CharField(
         "for each", max_length=LONGEST_DIMENSION, blank=True, default="", db_default=""
     )
@@ -315,8 +317,9 @@ class Budget(models.Model):
         ]
 
     def __str__(self) -> str:
+        model = f" for the model {self.model}" if self.model else ""
         whose = f" for each {self.shown_each}" if self.each else ""
-        return f"{self.shown(self.amount)} a {self.every}{whose}"
+        return f"{self.shown(self.amount)} a {self.every}{model}{whose}"
 
     @property
     def shown_each(self) -> str:

@@ -116,11 +116,13 @@ class BudgetForm(OnceForm):
 
     class Meta:
         model = Budget
-        fields = ("project", "api_key", "each", "unit", "every", "amount")
+        fields = ("project", "api_key", "model", "each", "unit", "every", "amount")
         field_classes = {"amount": AmountField}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if "model" in self.fields:
+            self.choose("model", [("", "all models"), *_models(self.instance.model)])
         if "each" in self.fields:
             # Its choices are the settings', and what the budget has.
             names = dimensions(self.instance.each).items()
@@ -141,9 +143,13 @@ class ModelLimitForm(OnceForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if "model" in self.fields:
-            # Also one that the catalogue has no more.
-            ids = dict.fromkeys((*catalogue().models, *filter(None, [self.instance.model])))
-            self.choose("model", [(id_, id_) for id_ in ids])
+            self.choose("model", _models(self.instance.model))
+
+
+def _models(kept: str) -> list[tuple[str, str]]:
+    """Return the choices of a model: those of the catalogue, and what the row has already."""
+    ids = (*catalogue().models, *filter(None, [kept]))
+    return [(id_, id_) for id_ in dict.fromkeys(ids)]
 
 
 class OnceFormSet(PaginationInlineFormSet):
@@ -444,12 +450,13 @@ class BudgetAdmin(SiteAdmin):
     """Admin of budgets, with the amount spent in the current period."""
 
     list_display = (
-        *("project", "shown_key", "shown_each", "unit", "every", "shown_amount", "spent"),
+        *("project", "shown_key", "shown_model", "shown_each"),
+        *("unit", "every", "shown_amount", "spent"),
     )
     list_filter = (("project", RelatedFilter), "unit", "every")
     list_select_related = ("project", "api_key")
-    readonly_fields = ("project", "shown_key", "shown_each")
-    fields = ("project", "shown_key", "shown_each", "unit", "every", "amount")
+    readonly_fields = ("project", "shown_key", "shown_model", "shown_each")
+    fields = ("project", "shown_key", "shown_model", "shown_each", "unit", "every", "amount")
     form = BudgetForm
     how_to_add = "A budget is added on the page of its project."
 
@@ -467,6 +474,10 @@ class BudgetAdmin(SiteAdmin):
     @admin.display(description="API key")
     def shown_key(self, budget: Budget) -> str:
         return "all keys" if budget.api_key is None else str(budget.api_key)
+
+    @admin.display(description="model")
+    def shown_model(self, budget: Budget) -> str:
+        return budget.model or "all models"
 
     @admin.display(description="for each")
     def shown_each(self, budget: Budget) -> str:

@@ -133,11 +133,14 @@ def _budget_bars(budgets: Sequence[Budget], now: dt.datetime) -> dict[int, Progr
         whose = "whole project" if budget.api_key is None else f"key {budget.api_key.name}"
         of, until = budget.shown(budget.amount), _moment(period_end(budget.every, now), now)
         owner = " of the project" if budget.api_key is None else ""
-        name, resets = f"Budget of a {budget.every}, {whose}", f"resets at {until}"
+        name = f"Budget of a {budget.every}{_for(budget.model)}, {whose}"
+        resets = f"resets at {until}"
         refusal = f"budget{owner} of {of} a {budget.every} spent until {until}"
-        if budget.each:  # The key still works for other end users, or other values of the tag.
-            name, refusal = f"{name}, for each {budget.shown_each} (the highest)", ""
+        if budget.each:
+            name = f"{name}, for each {budget.shown_each} (the highest)"
             resets = f"{spend.used_up:,} used up; {resets}"
+        if budget.model or budget.each:  # The key still works for others.
+            refusal = ""
         bars[budget.pk] = ProgressBar(
             name, budget.shown(spent), of, min(100, percent), resets, refusal
         )

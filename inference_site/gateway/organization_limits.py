@@ -41,19 +41,21 @@ _Scope = Literal["inference", "usage:read", "debug"]
 Amounts = Mapping[str, int | None]
 """The limits for one model, by ``LIMITS``."""
 RowT = TypeVar("RowT", Budget, ModelLimit)
-MONTHLY: Bounded = ("", Budget.Unit.COST, Budget.Every.MONTH)
+MONTHLY: Bounded = ("", "", Budget.Unit.COST, Budget.Every.MONTH)
 """The budget of a project that the API calls its spend limit."""
 
 
 class BudgetRequest(WireRequest):
     """A budget: tokens, or money in the site's currency, in each day or month of UTC.
 
-    With ``each`` ("user", or "tag:" and a metadata key), each end user or value has this amount.
+    Without a ``model`` all count. With ``each`` ("user", or "tag:" and a metadata key), each end
+    user or value has this amount.
     """
 
     unit: Literal["tokens", "cost"]
     every: Literal["day", "month"]
     amount: Annotated[float, Field(ge=0, lt=10**11)]
+    model: str | None = None
     each: str | None = None
 
 
@@ -94,6 +96,7 @@ class BudgetObject(WireObject):
     unit: str
     every: str
     amount: float
+    model: str | None
     each: str | None
     spent: float
 
@@ -150,7 +153,7 @@ def amounts_of(target: Project | ApiKey) -> dict[Bounded, Decimal]:
     """
     lock_budgets(target.project_id if isinstance(target, ApiKey) else target.pk)
     budgets = _budgets_of([target])[target.pk]
-    return {(one.each, one.unit, one.every): one.amount for one in budgets}
+    return {(one.model, one.each, one.unit, one.every): one.amount for one in budgets}
 
 
 def change_budgets(
@@ -216,6 +219,7 @@ def limits_of(targets: Sequence[Project] | Sequence[ApiKey]) -> dict[int, dict[s
                 unit=one.unit,
                 every=one.every,
                 amount=float(one.amount),
+                model=one.model or None,
                 each=one.each or None,
                 spent=float(spent_by.get(one.pk, Spent()).highest),
             )
@@ -252,14 +256,8 @@ def _wanted_models(
     """Return the limits of a request by the id of the model. Raise InvalidRequestError."""
     kept, wanted = amounts_by_model(target), dict[str, Amounts]()
     for place, one in enumerate(given):
-        found, param = catalogue().holder_of(one.model), f"model_limits[{place}].model"
-        if isinstance(found, Route):
-            message = f"'{found.id}' is a route: limit its models, which serve its requests."
-            raise InvalidRequestError(message, param=param)
-        if found is None and one.model not in kept:
-            message = f"No model has the name '{shown_name(one.model)}'."
-            raise InvalidRequestError(message, param=param)
-        id_ = one.model if found is None else found.id
+        param = f"model_limits[{place}].model"
+        id_ = _model_id(one.model, kept, param)
         if id_ in wanted:
             message = "An earlier entry of this list is for the same model."
             raise InvalidRequestError(message, param=param)
@@ -270,18 +268,37 @@ def _wanted_models(
 def _wanted(given: Sequence[BudgetRequest], kept: Collection[Bounded]) -> dict[Bounded, Decimal]:
     """Return the amounts of the budgets of a request. Raise InvalidRequestError."""
     known = {"", END_USER, *(TAG + key for key in site_settings().usage_tags)}
-    known |= {each for each, _, _ in kept}
+    known |= {each for _, each, _, _ in kept}
+    models = {model for model, *_ in kept}
     amounts: dict[Bounded, Decimal] = {}
     for place, one in enumerate(given):
-        bounded = one.each or "", one.unit, one.every
-        if bounded[0] not in known:
-            message = f"No usage is counted for '{shown_name(bounded[0])}'."
+        each, model = one.each or "", one.model or ""
+        if each not in known:
+            message = f"No usage is counted for '{shown_name(each)}'."
             raise InvalidRequestError(message, param=f"budgets[{place}].each")
+        if model:
+            model = _model_id(model, models, f"budgets[{place}].model")
+        bounded = model, each, one.unit, one.every
         if bounded in amounts:
             message = "An earlier budget of this list bounds the same."
             raise InvalidRequestError(message, param=f"budgets[{place}]")
         amounts[bounded] = round(Decimal(str(one.amount)), 9)
     return amounts
+
+
+def _model_id(name: str, kept: Collection[str], param: str) -> str:
+    """Return the id of the model with this name; one that is ``kept`` need not exist any more.
+
+    Raise InvalidRequestError.
+    """
+    found = catalogue().holder_of(name)
+    if isinstance(found, Route):
+        message = f"'{found.id}' is a route: name its models, which serve its requests."
+        raise InvalidRequestError(message, param=param)
+    if found is None and name not in kept:
+        message = f"No model has the name '{shown_name(name)}'."
+        raise InvalidRequestError(message, param=param)
+    return name if found is None else found.id
 
 
 def ids_of(names: Sequence[str], kept: Collection[str], param: str) -> list[str]:
@@ -319,8 +336,8 @@ def _expiry(key: ApiKey, scopes: Collection[str], seconds: int | None) -> dt.dat
 
 def _budgets_text(amounts: Mapping[Bounded, Decimal]) -> str:
     budgets = (
-        Budget(each=each, unit=unit, every=every, amount=amount)
-        for (each, unit, every), amount in amounts.items()
+        Budget(model=model, each=each, unit=unit, every=every, amount=amount)
+        for (model, each, unit, every), amount in amounts.items()
     )
     return _text(list(budgets))
 

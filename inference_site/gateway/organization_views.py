@@ -686,9 +686,9 @@ def _projects(projects: Sequence[Project]) -> list[ProjectObject]:
 
 def _spend_limit(project: Project) -> Response:
     """Answer with the spend limit of a project. Raise NotFoundError if it has none."""
-    each, unit, every = MONTHLY
-    found = Budget.objects.filter(project=project, api_key=None, each=each, unit=unit, every=every)
-    budget = found.first()
+    model, each, unit, every = MONTHLY
+    bounded = {"model": model, "each": each, "unit": unit, "every": every}
+    budget = Budget.objects.filter(project=project, api_key=None, **bounded).first()
     if budget is None:
         raise _no_spend_limit()
     spent = spent_of([budget], timezone.now()).get(budget.pk, Spent()).highest

@@ -45,7 +45,8 @@ class _Reservation:
         """Reserve. Raise BudgetExhausted (see ``runs.queue.WithRow``)."""
         row = self.row
         values = values_of(row.end_user, row.tags)
-        reserve(row.project_id, row.api_key_id or 0, self.estimate, row.created_at, values)
+        owners = row.project_id, row.api_key_id or 0
+        reserve(*owners, self.estimate, row.created_at, values, row.model)
 
 
 def run_and_wait(

@@ -390,6 +390,7 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
         **NO_LIMITS,
         "budgets-TOTAL_FORMS": "2",
         "budgets-INITIAL_FORMS": "0",
+        "budgets-1-model": "demo",
         "budgets-1-each": "user",
         "budgets-1-unit": "tokens",
         "budgets-1-every": "day",
@@ -404,6 +405,7 @@ def test_a_project_gets_limits_and_a_budget(admin: Client, project: Project) -> 
     assert project.requests_per_minute == 60
     budget, for_each = Budget.objects.filter(project=project).order_by("pk")
     assert (budget.each, for_each.each) == ("", "user")
+    assert (budget.model, for_each.model) == ("", "demo")
     now = timezone.now().date()
     budget.spends.filter(start=now).update(spent=250)
     BudgetSpend.objects.create(budget=budget, start=now - timedelta(days=1), spent=900)

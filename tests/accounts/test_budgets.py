@@ -179,6 +179,23 @@ def test_a_budget_for_each_value_of_a_tag_and_of_one_key(api_key: Key, project: 
     reserve(key.project_id, other.pk, estimate(900), NOW, {"tag:team": "red"})
 
 
+def test_a_budget_of_a_model_counts_its_requests_beside_the_budget_of_all(api_key: Key) -> None:
+    key = api_key[0]
+    whole = make(key, 1000)
+    large = {"model": "large", "unit": "tokens", "every": "day"}
+    of_model = Budget.objects.create(project=key.project, amount=100, **large)
+    of_each = Budget.objects.create(project=key.project, amount=70, each="user", **large)
+    reserve(key.project_id, key.pk, estimate(60), NOW, {"user": "ann"}, "large")
+    reserve(key.project_id, key.pk, estimate(300), NOW, {"user": "ann"}, "small")
+    with pytest.raises(BudgetExhausted, match="70 tokens a day for the model large for each end"):
+        reserve(key.project_id, key.pk, estimate(20), NOW, {"user": "ann"}, "large")
+    with pytest.raises(BudgetExhausted, match="100 tokens a day for the model large"):
+        reserve(key.project_id, key.pk, estimate(50), NOW, {"user": "bob"}, "large")
+    found = {one: sum(one.spends.values_list("reserved", flat=True)) for one in (whole, of_model)}
+    assert found == {whole: 360, of_model: 60}
+    assert dict(of_each.spends.values_list("value", "reserved"))["ann"] == 60
+
+
 def test_the_highest_of_many_is_shown_and_how_many_have_used_it_up(api_key: Key) -> None:
     key = api_key[0]
     each = Budget.objects.create(
@@ -335,6 +352,6 @@ def test_a_new_amount_keeps_what_is_spent_without_counting_the_month(api_key: Ke
     """The log has no usage here, so a count would find none."""
     budget = make(api_key[0], 100)
     budget.spends.update(spent=40)
-    replace_budgets(budget.project_id, None, {("", "tokens", "day"): Decimal(50)})
+    replace_budgets(budget.project_id, None, {("", "", "tokens", "day"): Decimal(50)})
     assert budget.spends.get().spent == 40
     assert Budget.objects.get().amount == 50

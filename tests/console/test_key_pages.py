@@ -133,6 +133,8 @@ def test_a_key_whose_limits_for_one_model_are_used_up_works_with_others(
     ModelLimit.objects.create(**limits, api_key=key, requests_per_minute=1)
     ModelLimit.objects.create(**limits, concurrent_runs=2)
     ModelLimit.objects.create(project=key.project, model="other", tokens_per_minute=9)
+    spent = {"unit": "tokens", "every": "day", "amount": 0}
+    Budget.objects.create(project=key.project, model="demo", **spent)
     caller = find_caller(secret)
     assert caller is not None
     hit(caller, 1, "demo")
@@ -140,12 +142,14 @@ def test_a_key_whose_limits_for_one_model_are_used_up_works_with_others(
     create_generation(key, status=Status.RUNNING, model="other")
     shown = {(bar.name, bar.used, bar.of, bar.refusal) for bar in bars_of(key)}
     assert shown == {
+        ("Budget of a day for demo, whole project", "0 tokens", "0 tokens", ""),
         ("Requests in this minute for demo", "1", "1", ""),
         ("Waiting and running now for demo, whole project", "1", "2", ""),
         ("Tokens in this minute for other, whole project", "0", "9", ""),
     }
     assert state(key).label == "works"
-    assert len(bars_of(key.project)) == 2
+    assert in_list(key).label == "works"
+    assert len(bars_of(key.project)) == 3
 
 
 def refuse(key: ApiKey, code: str, path: str, **fields: Any) -> None:

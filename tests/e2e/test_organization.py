@@ -163,7 +163,7 @@ def test_a_script_makes_a_key_with_limits_and_changes_them(
         "allowed_models": ["scripted", "demo"],
         "requests_per_minute": 1,
         "priority_requests_per_minute": 2,
-        "budgets": [daily, money],
+        "budgets": [daily, money, {**money, "model": "demo"}],
     }
     project = projects.create(name="limited", extra_body={"tokens_per_minute": 50_000})
     assert (project.tokens_per_minute, project.budgets) == (50_000, [])
@@ -193,7 +193,13 @@ def test_a_script_makes_a_key_with_limits_and_changes_them(
     assert got.expires_at == made.api_key.expires_at
     assert (got.scopes, got.allowed_models) == (["inference"], ["scripted", "demo"])
     assert (got.requests_per_minute, got.concurrent_runs) == (1, None)
-    assert got.budgets[0] == {**daily, "spent": 0}
+    assert got.budgets[0] == {**daily, "model": None, "spent": 0}
+    assert got.budgets[2] == {
+        **money,
+        "model": "demo",
+        "each": None,
+        "spent": got.budgets[1]["spent"],
+    }
     changed = change(requests_per_minute=None, allowed_models=[], budgets=[{**money, "amount": 20}])
     assert (changed.requests_per_minute, changed.allowed_models) == (None, [])
     assert changed.priority_requests_per_minute == 2
@@ -214,7 +220,8 @@ def test_a_script_makes_a_key_with_limits_and_changes_them(
     assert texts[0].startswith("Created; requests per minute: none → 1; ")
     assert texts[1:4] == [
         "requests per minute: 1 → none; allowed models: scripted, demo → none; "
-        "budgets: 1,000,000 tokens a day for each end user, 12.50 USD a month → 20.00 USD a month.",
+        "budgets: 1,000,000 tokens a day for each end user, 12.50 USD a month, "
+        "12.50 USD a month for the model demo → 20.00 USD a month.",
         "budgets: 20.00 USD a month → none.",
         "Name: job → work.",
     ]
@@ -242,6 +249,10 @@ def test_a_script_makes_a_key_with_limits_and_changes_them(
             "budgets[0].each",
         ),
         ({"budgets": [{"unit": "cost", "every": "day", "amount": 1}] * 2}, "budgets[1]"),
+        (
+            {"budgets": [{"unit": "cost", "every": "day", "amount": 1, "model": "judges"}]},
+            "budgets[0].model",
+        ),
         ({"model_limits": [{"model": "none", "concurrent_runs": 1}]}, "model_limits[0].model"),
         ({"model_limits": [{"model": "demo"}] * 2}, "model_limits[1].model"),
         ({"create_service_account_only": True}, "create_service_account_only"),

@@ -174,6 +174,35 @@ def test_a_new_budget_starts_with_the_usage_of_its_period(api_key: Key) -> None:
     assert budget.spends.get().spent == 40
 
 
+def test_a_budget_of_a_model_counts_the_usage_of_that_model_alone(api_key: Key) -> None:
+    key, now = api_key[0], timezone.now()
+
+    def end(model: str, tokens: int) -> None:
+        ended = {"status": Status.COMPLETED, "finished_at": now}
+        create_generation(key, model=model, output_tokens=tokens, **ended)
+
+    end("large", 40)
+    end("small", 7)
+    account()
+    fields = {"unit": "tokens", "every": "day", "amount": 50}
+    large, every = (
+        Budget.objects.create(project=key.project, model=model, **fields) for model in ("large", "")
+    )
+    with transaction.atomic():
+        reserve(key.project_id, key.pk, Estimate(9, Decimal(0)), timezone.now(), {}, "small")
+    end("large", 1)
+    end("small", 2)
+    create_generation(key, model="small", reserved_tokens=9)
+    account()
+    assert [one.spends.get().spent for one in (large, every)] == [41, 50]
+    assert "add up to the usage log" in usage("--check")
+    for budget, model in ((large, "small"), (every, "large")):
+        budget.model = model
+        budget.save()
+    assert [one.spends.get().spent for one in (large, every)] == [9, 41]
+    assert "add up to the usage log" in usage("--rebuild", "--check")
+
+
 def test_usage_is_printed_as_csv(api_key: Key, project: Project) -> None:
     ApiKey.objects.filter(pk=api_key[0].pk).update(name="=cmd()")
     create_generation(

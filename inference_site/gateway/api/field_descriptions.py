@@ -120,6 +120,8 @@ FIELDS = {
         "`user`, or `tag:` and a metadata key: each end user or each value has the amount. Null if "
         "all requests share it."
     ),
+    "BudgetRequest.model": "The id or an alias of the only model that is counted.",
+    "BudgetObject.model": "The id of the only model that is counted; null if all are.",
     "BudgetRequest.amount": "The amount that may be spent in each period.",
     "BudgetObject.amount": "The amount that may be spent in each period.",
     "spent": "What is spent in the current period; with `each`, by the one who spent most.",

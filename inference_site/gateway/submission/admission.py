@@ -120,7 +120,7 @@ class Admission:
         # Also without a known budget: accounting releases the row's estimate in each that is older.
         if self.estimate.tokens:
             owners = self.caller.project_id, self.caller.api_key_id
-            reserve(*owners, self.estimate, self.at, self.values)
+            reserve(*owners, self.estimate, self.at, self.values, self.model)
 
 
 @contextmanager

@@ -138,6 +138,7 @@ HAS_RESERVATION = "generation.created_at >= budget.created_at"
 AFFECTS = """
     budget.project_id = generation.project_id
     AND (budget.api_key_id IS NULL OR budget.api_key_id = generation.api_key_id)
+    AND budget.model IN ('', generation.model)
 """
 """The budgets that the usage of a generation counts against."""
 
