@@ -317,7 +317,8 @@ def _token_limits(rows: Sequence[AccountedGeneration]) -> dict[tuple[Owner, int,
     of_projects = Project.objects.filter(pk__in=projects)
     for pk, amount in of_projects.values_list("pk", "tokens_per_minute"):
         amounts["project", pk, ""] = amount
-    of_models = ModelLimit.objects.filter(project__in=projects)
+    models = {row.model for row in rows}
+    of_models = ModelLimit.objects.filter(project__in=projects, model__in=models)
     of_models = of_models.filter(Q(api_key=None) | Q(api_key__in=keys))
     for row in of_models:
         if row.api_key_id is None:

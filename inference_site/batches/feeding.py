@@ -29,7 +29,12 @@ from inference_site.batches.requests import body_of, endpoints, validate
 from inference_site.batches.results import HELD_S, finalize
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import live_view
-from inference_site.core.errors.api_errors import FileStorageError, RateLimitError, UnavailableError
+from inference_site.core.errors.api_errors import (
+    ApiError,
+    FileStorageError,
+    RateLimitError,
+    UnavailableError,
+)
 from inference_site.core.errors.exceptions import api_error
 from inference_site.core.storage.postgresql import release_connection_after
 from inference_site.gateway.submission.submit import submit
@@ -59,6 +64,9 @@ _UNSERVED = frozenset({"no_worker", "model_loading", "engine_unavailable"})
 _UNSERVED_REST = dt.timedelta(seconds=10)
 """How long such a line rests, of a batch whose lines may have different models. So does one whose
 model's server is away, which would wait in the queue in the place of another line."""
+_LIMITED_REST = dt.timedelta(seconds=_REST_S)
+"""How long a line rests that a limit has refused, if there are limits for its model, or that a
+budget of its model has."""
 _STORAGE_REST_S = 15.0
 """How long a batch rests when the storage of files fails: on a full disk, each try logs more."""
 
@@ -262,13 +270,15 @@ class Feeder:
         caller = _caller_of(batch)
         if caller is None:
             return
+        rests: dict[str, dt.timedelta] = {}
         for line in lines:
+            model = ""  # Until the line is read.
             try:
                 body = body_of(line, batch.project_id)
                 submission = endpoints()[batch.endpoint].submission_of(caller, body)
                 model = submission.document.request.model
-                if batch.dialect == ANTHROPIC and live_view.away_since(model):
-                    BatchLine.objects.postpone(line, _UNSERVED_REST)
+                if model in rests or (batch.dialect == ANTHROPIC and live_view.away_since(model)):
+                    BatchLine.objects.postpone(line, rests.get(model, _UNSERVED_REST))
                     continue
                 begun = BegunLine(line, submission.generation_id, submission.with_row)
                 submit(replace(submission, with_row=begun), batch.request_id(line.number))
@@ -280,9 +290,11 @@ class Feeder:
                     # Only of the line's end user or tag: those of other lines may have room.
                     BatchLine.objects.postpone(line, dt.timedelta(seconds=cause.retry_after_s))
                     continue
-                if batch.dialect == ANTHROPIC and error.code in _UNSERVED:
+                rest = _rest_of_model(model, caller, error, cause)
+                if batch.dialect == ANTHROPIC and rest is not None:
                     # Other lines may have other models.
-                    BatchLine.objects.postpone(line, _UNSERVED_REST)
+                    rests[model] = rest
+                    BatchLine.objects.postpone(line, rest)
                     continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
@@ -299,6 +311,21 @@ class Feeder:
                 if batch.dialect == ANTHROPIC:  # Its lines may have different models.
                     _count_slots_of(batch, model)
             yield batch
+
+
+def _rest_of_model(
+    model: str, caller: Caller, error: ApiError, cause: BaseException | None
+) -> dt.timedelta | None:
+    """Return how long the lines of a model rest after this refusal; None if it is not the model's.
+
+    A limit that is reached may be that of the model, if the caller has one.
+    """
+    if error.code in _UNSERVED:
+        return _UNSERVED_REST
+    if isinstance(cause, BudgetExhausted):
+        return _LIMITED_REST if cause.budget.model else None
+    has_own_limits = any(one.model == model for one in caller.limits if one.model)
+    return _LIMITED_REST if has_own_limits and error.code == RateLimitError.code else None
 
 
 def _count_slots_of(batch: Batch, model: str) -> None:

@@ -418,14 +418,19 @@ class ApiKeyAdmin(UndeletedAdmin):
 
     @admin.action(description="Revoke the selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> TemplateResponse | None:
-        """Revoke the selected keys after a confirmation page."""
+        """Revoke the selected keys after a confirmation page.
+
+        The page has all of their ids in one field, because a form has a most of fields.
+        """
         if "confirmed" not in request.POST:
             context = {
                 **self.admin_site.each_context(request),
                 "title": "Revoke API keys",
-                "keys": queryset.select_related("project"),
+                "keys": list(queryset.select_related("project")),
             }
             return TemplateResponse(request, "console/revoke_keys.html", context)
+        if "shown" in request.POST:
+            queryset = queryset.filter(pk__in=map(id_of, request.POST["shown"].split()))
         for record in queryset:
             if revoke_key(record):
                 self.log_change(request, record, REVOKED)

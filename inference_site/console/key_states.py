@@ -15,7 +15,7 @@ from typing import Any, Literal
 import redis.exceptions
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db.models import Q
+from django.db.models import Count, Q
 from django.utils import timezone
 
 from inference_site.accounts import rate_limits
@@ -186,17 +186,21 @@ def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[
 def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
     limits = {"": tenant.concurrent_runs}
     limits |= {row.model: row.concurrent_runs for row in _of_models(tenant)}
+    if set(limits.values()) == {None}:
+        return []
     # The project is the first column of the index of generations that have not ended.
     project = tenant.project_id if isinstance(tenant, ApiKey) else tenant.pk
     current = Generation.objects.filter(project=project, finished_at=None).exclude(**INDEXING)
     if isinstance(tenant, ApiKey):
         current = current.filter(api_key=tenant.pk)
+    by_model = dict(current.values_list("model").annotate(Count("pk")))
+    runs_of = {"": sum(by_model.values()), **by_model}
     whose = "" if tenant == shown_for else ", whole project"
     bars = []
     for model, limit in limits.items():
         if limit is None:
             continue
-        runs = (current.filter(model=model) if model else current).count()
+        runs = runs_of.get(model, 0)
         percent = min(100, 100 * runs // limit)
         refusal = "" if model else f"all {limit:,} runs at one time{whose} in use"
         name = f"Waiting and running now{_for(model)}{whose}"

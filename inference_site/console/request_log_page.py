@@ -56,7 +56,12 @@ from inference_site.console.request_filters import (
 )
 from inference_site.console.sorted_requests import SortedPage, sorted_page
 from inference_site.console.tiles import VIEW_REQUESTS, may_filter
-from inference_site.core.admin_pages.base_admin import SPAN_NAMES, KeysetPage, keyset_page
+from inference_site.core.admin_pages.base_admin import (
+    SPAN_NAMES,
+    KeysetPage,
+    keyset_page,
+    log_action,
+)
 from inference_site.core.admin_pages.labels import PREVIEW_LENGTH, may_see_content, preview
 from inference_site.runs.kept_content.models import KeptContent
 from inference_site.runs.models import Generation, Status
@@ -437,13 +442,16 @@ def save_filter(request: HttpRequest) -> HttpResponse:
     user_id = int(request.user.pk or 0)
     own = SavedFilter.objects.filter(user=user_id)
     if request.POST.get("delete", "").isdecimal():
-        own.filter(pk=request.POST["delete"][:18]).delete()
+        for saved in own.filter(pk=request.POST["delete"][:18]):
+            log_action(request, saved, "Deleted a filter of requests.")
+            saved.delete()
     elif name := request.POST.get("name", "").replace("\0", "").strip()[:60]:
         if own.exclude(name=name).count() >= _MAX_SAVED:
             messages.error(request, f"You have {_MAX_SAVED} saved filters: delete one first.")
         else:
-            SavedFilter.objects.update_or_create(
+            saved, _ = SavedFilter.objects.update_or_create(
                 user_id=user_id, name=name, defaults={"query": query}
             )
+            log_action(request, saved, "Saved a filter of requests.")
             messages.success(request, f"Saved {name}.")
     return HttpResponseRedirect(f"{reverse('admin:requests')}?{query}")

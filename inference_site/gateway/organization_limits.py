@@ -188,7 +188,11 @@ def change_model_limits(target: Project | ApiKey, wanted: Mapping[str, Amounts])
     if isinstance(target, ApiKey):
         owner = {"project_id": target.project_id, "api_key_id": target.pk}
     was, now = (
-        [ModelLimit(**owner, model=model, **amounts) for model, amounts in some.items()]
+        [
+            ModelLimit(**owner, model=model, **amounts)
+            for model, amounts in some.items()
+            if old.get(model) != new.get(model)
+        ]
         for some in (old, new)
     )
     ModelLimit.objects.filter(**owner).exclude(model__in=new).delete()

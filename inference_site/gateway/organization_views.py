@@ -40,6 +40,7 @@ from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.idempotency.requests import AnswerWithSecret
 from inference_site.gateway.organization_limits import (
     MONTHLY,
+    Amounts,
     BudgetObject,
     KeyLimitsRequest,
     Limit,
@@ -486,8 +487,7 @@ class RateLimitView(OrganizationView):
             }
             amounts = {**dict.fromkeys(LIMITS), **kept.get(model, {}), **changed}
             _note(request, project, change_model_limits(project, {**kept, model: amounts}))
-            (entry,) = (one for one in _rate_limits(project) if one.model == model)
-        return Response(entry.model_dump())
+        return Response(_rate_limit(model, amounts).model_dump())
 
 
 class ServiceAccountsView(OrganizationView):
@@ -715,14 +715,12 @@ def _rate_limits(project: Project) -> list[ProjectRateLimit]:
     """
     limits = amounts_by_model(project)
     mine = [spec.id for spec in catalogue().models.values() if spec.is_for(project.name)]
-    return [
-        ProjectRateLimit(
-            id=f"rl-{model}",
-            model=model,
-            **{name: limits.get(model, {}).get(ours) for name, ours in _OF_RATE_LIMITS.items()},
-        )
-        for model in dict.fromkeys((*mine, *limits))
-    ]
+    return [_rate_limit(model, limits.get(model, {})) for model in dict.fromkeys((*mine, *limits))]
+
+
+def _rate_limit(model: str, amounts: Amounts) -> ProjectRateLimit:
+    shown = {name: amounts.get(ours) for name, ours in _OF_RATE_LIMITS.items()}
+    return ProjectRateLimit(id=f"rl-{model}", model=model, **shown)
 
 
 def _no_spend_limit() -> NotFoundError:

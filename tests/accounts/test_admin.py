@@ -593,6 +593,24 @@ def test_more_keys_than_a_form_has_fields_by_default_are_revoked_at_once(
     assert not ApiKey.objects.filter(revoked_at=None).exists()
 
 
+def test_the_question_before_many_keys_are_revoked_has_few_fields_and_only_what_it_shows(
+    admin: Client, project: Project
+) -> None:
+    """With a field for each key, 20,000 were a 400."""
+    for number in range(3):
+        create_key(project, f"k{number}")
+    first = ApiKey.objects.earliest("pk").pk
+    form = {"action": "revoke", "_selected_action": first, "select_across": "1", "index": "0"}
+    asked = page(admin.post(f"{KEYS}?q=k", form))
+    assert "Revoke 3 API keys?" in asked
+    create_key(project, "k3")
+    text = asked[asked.index("Revoke 3 API keys?") :]
+    hidden = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', text)
+    assert len(hidden) == 4
+    assert admin.post(f"{KEYS}?q=k", {**dict(hidden), "confirmed": "yes"}).status_code == 302
+    assert [key.name for key in ApiKey.objects.filter(revoked_at=None)] == ["k3"]
+
+
 def test_a_budget_offers_the_newest_keys_and_those_that_have_one(
     admin: Client, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

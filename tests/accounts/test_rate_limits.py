@@ -13,7 +13,7 @@ import redis.exceptions
 
 from inference_site.accounts import rate_limits
 from inference_site.accounts.keys import Caller, Limits, find_caller
-from inference_site.accounts.models import ApiKey, ModelLimit
+from inference_site.accounts.models import LIMITS, ApiKey, ModelLimit
 from inference_site.accounts.rate_limits import (
     AccountedGeneration,
     Window,
@@ -23,6 +23,7 @@ from inference_site.accounts.rate_limits import (
 )
 from inference_site.core.errors.api_errors import RateLimitError
 from inference_site.core.storage.redis import site_client
+from inference_site.gateway.organization_limits import amounts_by_model, change_model_limits
 
 Key = tuple[ApiKey, str]
 
@@ -34,6 +35,7 @@ def _clean() -> Iterator[None]:
         site_client().delete(name)
 
 
+NONE = dict.fromkeys(LIMITS)
 OfKey, OfProject = partial(Limits, "key"), partial(Limits, "project")
 
 
@@ -106,6 +108,25 @@ def test_headers_tell_of_the_limit_with_the_least_remaining_for_the_model() -> N
     assert told["x-ratelimit-limit-requests"] == "3"
     assert told["x-ratelimit-limit-tokens"] == "100"
     assert rate_limits.count_request(one, 10, "demo")["x-ratelimit-limit-requests"] == "5"
+
+
+def test_a_change_of_the_limits_of_models_notes_only_those_that_it_changes(api_key: Key) -> None:
+    """Each of 1,000 changes of a project with 1,000 wrote an entry of 170 KB."""
+    project, of_all = (
+        api_key[0].project,
+        {f"m{number}": {**NONE, "requests_per_minute": 5} for number in range(9)},
+    )
+    assert len(change_model_limits(project, of_all)[0].split("requests")) == 10
+    assert change_model_limits(project, of_all) == []
+    changed = {**of_all, "m3": {**NONE, "requests_per_minute": 6}}
+    assert change_model_limits(project, changed) == [
+        "limits of models: m3: requests per minute 5 → m3: requests per minute 6"
+    ]
+    del changed["m4"]
+    assert change_model_limits(project, changed) == [
+        "limits of models: m4: requests per minute 5 → none"
+    ]
+    assert {*amounts_by_model(project)} == {*changed}
 
 
 def pass_time(seconds: float) -> None:

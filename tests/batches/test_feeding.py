@@ -15,7 +15,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inference_site.accounts.keys import revoke_key
-from inference_site.accounts.models import ApiKey
+from inference_site.accounts.models import ApiKey, Budget, ModelLimit
 from inference_site.batches import feeding
 from inference_site.batches.feeding import Feeder
 from inference_site.batches.models import (
@@ -242,6 +242,27 @@ def test_a_model_that_no_worker_serves_leaves_the_slots_of_another_to_its_lines(
         batch.lines.exclude(resume_at=None).update(resume_at=timezone.now())
     batch.refresh_from_db()
     assert batch.model == "demo-memory"
+
+
+@pytest.mark.parametrize("is_budget", [False, True])
+def test_a_model_whose_limit_or_budget_is_used_up_holds_up_no_line_with_another(
+    api_key: Key, worker: str, is_budget: bool
+) -> None:
+    """A batch of Anthropic's API rested, with all lines behind that one."""
+    key = api_key[0]
+    of_demo: dict[str, Any] = {"project": key.project, "model": "demo"}
+    if is_budget:
+        Budget.objects.create(**of_demo, unit="tokens", every="day", amount=1)
+    else:
+        ModelLimit.objects.create(**of_demo, concurrent_runs=1)
+    batch = batch_of_messages(key, *["demo"] * 3, *["demo-memory"] * 2)
+    serve(worker, 4, ModelReport("demo", 4, 0, ModelState.READY))
+    feeder = Feeder()
+    for _ in range(3):
+        feeder.feed()
+    states = [line.state for line in batch.lines.order_by("number")]
+    assert states == ["running", "pending", "pending", "running", "running"]
+    assert batch.lines.filter(state="pending", resume_at=None).count() == 0
 
 
 def test_lines_that_were_tried_last_are_tried_again_last(api_key: Key, worker: str) -> None:

@@ -12,6 +12,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
 
 from inference_site.accounts.budgets import Spent, period_start
 from inference_site.accounts.keys import create_key, find_caller, key_of_imports, rotate_key
@@ -150,6 +151,27 @@ def test_a_key_whose_limits_for_one_model_are_used_up_works_with_others(
     assert state(key).label == "works"
     assert in_list(key).label == "works"
     assert len(bars_of(key.project)) == 3
+
+
+def test_the_runs_of_many_limits_for_models_are_counted_with_one_query(
+    api_key: Key, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    """A project with 1,000 had a page of seconds."""
+    key = api_key[0]
+    limits = [
+        ModelLimit(project=key.project, model=f"m{number}", concurrent_runs=number)
+        for number in range(1, 21)
+    ]
+    ModelLimit.objects.bulk_create(limits)
+    Project.objects.filter(pk=key.project_id).update(concurrent_runs=9)
+    project = Project.objects.get(pk=key.project_id)
+    for model in ("m1", "m20", "m20", "demo"):
+        create_generation(key, status=Status.RUNNING, model=model)
+    with django_assert_num_queries(4):  # Budgets, limits twice, runs.
+        bars = {bar.name: bar.used for bar in bars_of(project)}
+    name = "Waiting and running now"
+    assert bars[name] == "4"
+    assert [bars[f"{name} for m{number}"] for number in (1, 2, 20)] == ["1", "0", "2"]
 
 
 def refuse(key: ApiKey, code: str, path: str, **fields: Any) -> None:

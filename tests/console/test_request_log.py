@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from django.contrib.admin.models import LogEntry
 from django.test import Client
 from django.utils import timezone
 
@@ -177,6 +178,11 @@ def test_a_saved_filter_is_its_users_own(staff: Callable[..., Client], admin: Cl
     assert SavedFilter.objects.count() == 1
     browser.post("/admin/requests/filters/", {"delete": saved.pk})
     assert SavedFilter.objects.count() == 0
+    entries = LogEntry.objects.order_by("pk").values_list("object_repr", "change_message")
+    assert [*entries] == [
+        ("Full", "Saved a filter of requests."),
+        ("Full", "Deleted a filter of requests."),
+    ]
 
 
 def test_nobody_keeps_any_number_of_filters(admin: Client) -> None:

@@ -372,6 +372,26 @@ def test_a_project_is_limited_to_some_models_whatever_its_keys_may_use(
     wait_until(lambda: refusal("scripted") == "")
 
 
+def test_the_limit_of_a_model_that_is_gone_can_be_removed(
+    organization: Any, stack: ServedStack
+) -> None:
+    """It was a 500, and the limit stayed."""
+    key, projects = make_key(stack), organization.projects
+    project = f"proj_{key.project_id}"
+    stack.sql(
+        "INSERT INTO accounts_modellimit (project_id, model, requests_per_minute) "
+        "VALUES (%s, %s, 1)",
+        key.project_id,
+        "gone/50% x",
+    )
+    last = list(projects.rate_limits.list_rate_limits(project))[-1]
+    assert (last.id, last.max_requests_per_1_minute) == ("rl-gone/50% x", 1)
+    removed = {"max_requests_per_1_minute": None}
+    answer = projects.rate_limits.update_rate_limit(last.id, project_id=project, extra_body=removed)
+    assert (answer.model, answer.max_requests_per_1_minute) == ("gone/50% x", None)
+    assert projects.retrieve(project).model_limits == []
+
+
 def test_a_key_is_made_with_limits_for_models_that_a_change_replaces(organization: Any) -> None:
     projects = organization.projects
     of_demo, of_scripted = (
