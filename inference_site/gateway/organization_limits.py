@@ -10,11 +10,10 @@ import datetime as dt
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from django.db.models import QuerySet
 from django.utils import timezone
-from pydantic import Field
 
 from inference_site.accounts.budgets import Spent, replace_budgets, spent_of
 from inference_site.accounts.models import (
@@ -31,83 +30,24 @@ from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.models_file import Route
 from inference_site.core.errors.api_errors import InvalidRequestError
 from inference_site.core.site_settings.models import site_settings
-from inference_site.gateway.api.payload import WireObject, WireRequest, shown_name
+from inference_site.gateway.api.payload import shown_name
+from inference_site.gateway.organization_wire import (
+    BudgetObject,
+    BudgetRequest,
+    GivenScope,
+    KeyLimitsRequest,
+    LimitsRequest,
+    ModelLimitObject,
+    ModelLimitRequest,
+)
 from inference_site.runs.usage.accounting import lock_budgets
 
 _PRIORITY = "priority_requests_per_minute"
-Limit = Annotated[int, Field(ge=1, lt=2**31)]
-_Scope = Literal["inference", "usage:read", "debug"]
-"""The scopes that this API gives to keys; only the console gives those for the whole site."""
 Amounts = Mapping[str, int | None]
 """The limits for one model, by ``LIMITS``."""
 RowT = TypeVar("RowT", Budget, ModelLimit)
 MONTHLY: Bounded = ("", "", Budget.Unit.COST, Budget.Every.MONTH)
 """The budget of a project that the API calls its spend limit."""
-
-
-class BudgetRequest(WireRequest):
-    """A budget: tokens, or money in the site's currency, in each day or month of UTC.
-
-    Without a ``model`` all count. With ``each`` ("user", or "tag:" and a metadata key), each end
-    user or value has this amount.
-    """
-
-    unit: Literal["tokens", "cost"]
-    every: Literal["day", "month"]
-    amount: Annotated[float, Field(ge=0, lt=10**11)]
-    model: str | None = None
-    each: str | None = None
-
-
-class ModelLimitRequest(WireRequest):
-    """The limits of a project or key for one model. Without any, the model has none of its own."""
-
-    model: str
-    requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    concurrent_runs: Limit | None = None
-
-
-class LimitsRequest(WireRequest):
-    """The limits, budgets and models of a project or key; no ``allowed_models`` are all models."""
-
-    requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    concurrent_runs: Limit | None = None
-    allowed_models: Annotated[list[str], Field(max_length=1_000)] | None = None
-    model_limits: Annotated[list[ModelLimitRequest], Field(max_length=1_000)] | None = None
-    budgets: Annotated[list[BudgetRequest], Field(max_length=32)] | None = None
-
-
-class KeyLimitsRequest(LimitsRequest):
-    """What a key may use."""
-
-    priority_requests_per_minute: Limit | None = None
-    scopes: Annotated[list[_Scope], Field(min_length=1)] | None = None
-    expires_in_seconds: Annotated[int, Field(ge=1, le=10**9)] | None = None
-
-
-class BudgetObject(WireObject):
-    """A budget, and what is spent of it today or in this month.
-
-    With ``each``, that is what the end user or value with the highest amount has spent.
-    """
-
-    unit: str
-    every: str
-    amount: float
-    model: str | None
-    each: str | None
-    spent: float
-
-
-class ModelLimitObject(WireObject):
-    """The limits of a project or key for one model; null without one."""
-
-    model: str
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    concurrent_runs: int | None
 
 
 def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
@@ -331,7 +271,7 @@ def _expiry(key: ApiKey, scopes: Collection[str], seconds: int | None) -> dt.dat
         raise InvalidRequestError("The key has expired.", param="expires_in_seconds")
     new = None if seconds is None else now + dt.timedelta(seconds=seconds)
     if old is not None and (new is None or new > old):
-        given_here = get_args(_Scope)
+        given_here = get_args(GivenScope)
         if others := [scope for scope in scopes if scope not in given_here]:
             message = f"Only the console extends a key with the scope '{others[0]}'."
             raise InvalidRequestError(message, param="expires_in_seconds")

@@ -1,8 +1,7 @@
 """The organization API: projects and their keys, for scripts with a key that has the scope admin.
 
-Source of the wire models: API reference, "Projects", "Project rate limits", "Project model
-permissions", "Project service accounts" and "Project API keys". A service account is a key here:
-the answer that creates it has the secret, once. Ids are those of the usage API.
+A service account is a key here: the answer that creates it has the secret, once. Ids are those of
+the usage API.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from django.conf import settings
 from django.contrib.admin.models import ADDITION, CHANGE
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 from django.utils import timezone
-from pydantic import AfterValidator, Field
-from pydantic.json_schema import SkipJsonSchema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -34,18 +31,13 @@ from inference_site.core.errors.api_errors import (
 )
 from inference_site.gateway.api.authentication import caller_of
 from inference_site.gateway.api.paging import Page, PageQuery, list_object, parse_page
-from inference_site.gateway.api.payload import WireObject, WireRequest, parse_query
+from inference_site.gateway.api.payload import parse_query
 from inference_site.gateway.api.schema import ListObject, documented
 from inference_site.gateway.api.views import ApiView
 from inference_site.gateway.idempotency.requests import AnswerWithSecret
 from inference_site.gateway.organization_limits import (
     MONTHLY,
     Amounts,
-    BudgetObject,
-    KeyLimitsRequest,
-    Limit,
-    LimitsRequest,
-    ModelLimitObject,
     amounts_by_model,
     amounts_of,
     change,
@@ -54,6 +46,35 @@ from inference_site.gateway.organization_limits import (
     ids_of,
     limits_of,
 )
+from inference_site.gateway.organization_wire import (
+    AccountChange,
+    DeletedModelPermissions,
+    DeletedProjectKey,
+    DeletedServiceAccount,
+    DeletedSpendLimit,
+    KeyLimitsRequest,
+    KeyOwner,
+    KeysQuery,
+    LimitsRequest,
+    ModelPermissions,
+    ModelPermissionsRequest,
+    NewAccount,
+    NewKey,
+    NewProject,
+    NewServiceAccount,
+    ProjectChange,
+    ProjectKey,
+    ProjectKeyOwner,
+    ProjectObject,
+    ProjectRateLimit,
+    ProjectsQuery,
+    RateLimitChange,
+    RateLimitsQuery,
+    ServiceAccount,
+    SpendLimit,
+    SpendLimitEnforcement,
+    SpendLimitRequest,
+)
 from inference_site.gateway.usage_views import ID_PREFIXES, primary_key_of
 
 _OF_RATE_LIMITS = {
@@ -61,249 +82,6 @@ _OF_RATE_LIMITS = {
     "max_tokens_per_1_minute": "tokens_per_minute",
 }
 """Fields of OpenAI's rate limits, and the limits that they are."""
-
-
-def _name(given: str) -> str:
-    name = given.strip()
-    if not 0 < len(name) <= 100 or "\0" in name:
-        raise ValueError("Expected a name of 1 to 100 characters")
-    return name
-
-
-Name = Annotated[str, AfterValidator(_name)]
-
-
-class NewProject(LimitsRequest):
-    """Body of a new project."""
-
-    name: Name
-
-
-class ProjectChange(LimitsRequest):
-    """Body that renames a project, or changes its limits."""
-
-    name: Name | None = None
-
-
-class NewAccount(KeyLimitsRequest):
-    """Body of a new service account, which is a key."""
-
-    name: Name
-    create_service_account_only: Literal[False] | None = None
-
-
-class AccountChange(WireRequest):
-    """Body that renames a service account."""
-
-    name: Name | None = None
-    role: Literal["member"] | None = None
-
-
-class SpendLimitRequest(WireRequest):
-    """Body of the spend limit of a project: its budget in money for each month."""
-
-    currency: str
-    interval: Literal["month"]
-    threshold_amount: Annotated[int, Field(ge=0, lt=10**13)]
-
-
-def _not_counted(given: int | None) -> None:
-    if given is not None:
-        raise ValueError("This site counts requests and tokens a minute only")
-
-
-_NotCounted = Annotated[int | None, AfterValidator(_not_counted)]
-
-
-class RateLimitChange(WireRequest):
-    """Body that changes the limits of a project for one model; null removes one."""
-
-    max_requests_per_1_minute: Limit | None = None
-    max_tokens_per_1_minute: Limit | None = None
-    max_requests_per_1_day: _NotCounted = None
-    max_images_per_1_minute: _NotCounted = None
-    max_audio_megabytes_per_1_minute: _NotCounted = None
-    batch_1_day_max_input_tokens: _NotCounted = None
-
-
-class ModelPermissionsRequest(WireRequest):
-    """Body of the models that a project may use; an empty deny list allows all."""
-
-    mode: Literal["allow_list", "deny_list"]
-    model_ids: Annotated[list[str], Field(max_length=1_000)]
-
-
-class ProjectsQuery(PageQuery):
-    """Query parameters of the list of projects."""
-
-    include_archived: bool = Field(False, description="Whether archived projects are listed too.")
-
-
-class KeysQuery(PageQuery):
-    """Query parameters of the list of keys."""
-
-    owner_project_access: Literal["active", "inactive", "any"] = Field(
-        "any", description="Only keys that are valid, or that are not."
-    )
-
-
-class RateLimitsQuery(PageQuery):
-    """Query parameters of the list of rate limits."""
-
-    before: str | SkipJsonSchema[None] = Field(
-        None, description="The id of the first entry of the next page."
-    )
-    limit: Annotated[int, Field(ge=1, le=100)] = 100
-
-
-class ModelPermissions(WireObject):
-    """The models that a project may use; an empty deny list if it may use all."""
-
-    object: Literal["project.model_permissions"] = "project.model_permissions"
-    mode: Literal["allow_list", "deny_list"]
-    model_ids: list[str]
-
-
-class DeletedModelPermissions(WireObject):
-    """The answer of a deletion."""
-
-    object: Literal["project.model_permissions.deleted"] = "project.model_permissions.deleted"
-    deleted: Literal[True] = True
-
-
-class ProjectRateLimit(WireObject):
-    """The limits of a project for one model; null without one."""
-
-    object: Literal["project.rate_limit"] = "project.rate_limit"
-    id: str
-    model: str
-    max_requests_per_1_minute: int | None
-    max_tokens_per_1_minute: int | None
-
-
-class ProjectObject(WireObject):
-    """A project; its limits and budgets are extensions."""
-
-    id: str
-    object: Literal["organization.project"] = "organization.project"
-    name: str
-    created_at: int
-    archived_at: int | None
-    status: Literal["active", "archived"]
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    concurrent_runs: int | None
-    allowed_models: list[str]
-    model_limits: list[ModelLimitObject]
-    budgets: list[BudgetObject]
-
-
-class KeyOwner(WireObject):
-    """Who owns a key: always itself, as a service account."""
-
-    id: str
-    name: str
-    role: Literal["member"] = "member"
-    created_at: int
-
-
-class ProjectKeyOwner(WireObject):
-    """The owner of a key."""
-
-    type: Literal["service_account"] = "service_account"
-    service_account: KeyOwner
-
-
-class ProjectKey(WireObject):
-    """A key of a project, without its secret; what it may use are extensions."""
-
-    id: str
-    object: Literal["organization.project.api_key"] = "organization.project.api_key"
-    name: str
-    redacted_value: str
-    created_at: int
-    last_used_at: int | None
-    expires_at: int | None
-    owner: ProjectKeyOwner
-    owner_project_access: Literal["active", "inactive"]
-    scopes: list[str]
-    allowed_models: list[str]
-    requests_per_minute: int | None
-    tokens_per_minute: int | None
-    concurrent_runs: int | None
-    priority_requests_per_minute: int | None
-    model_limits: list[ModelLimitObject]
-    budgets: list[BudgetObject]
-
-
-class ServiceAccount(WireObject):
-    """A service account, which is a key."""
-
-    id: str
-    object: Literal["organization.project.service_account"] = "organization.project.service_account"
-    name: str
-    role: Literal["member"] = "member"
-    created_at: int
-
-
-class NewKey(WireObject):
-    """A new key with its secret."""
-
-    id: str
-    object: Literal["organization.project.service_account.api_key"] = (
-        "organization.project.service_account.api_key"
-    )
-    name: str
-    value: str
-    created_at: int
-    expires_at: int | None
-
-
-class NewServiceAccount(ServiceAccount):
-    """A new service account, with the secret that is shown once."""
-
-    api_key: NewKey
-
-
-class DeletedServiceAccount(WireObject):
-    """The answer of a deletion."""
-
-    id: str
-    object: Literal["organization.project.service_account.deleted"] = (
-        "organization.project.service_account.deleted"
-    )
-    deleted: Literal[True] = True
-
-
-class DeletedProjectKey(WireObject):
-    """The answer of a deletion."""
-
-    id: str
-    object: Literal["organization.project.api_key.deleted"] = "organization.project.api_key.deleted"
-    deleted: Literal[True] = True
-
-
-class SpendLimitEnforcement(WireObject):
-    """Whether requests are refused now, because the spend limit is used up."""
-
-    status: Literal["inactive", "enforcing"]
-
-
-class SpendLimit(WireObject):
-    """The spend limit of a project; the amount is in hundredths of the currency."""
-
-    object: Literal["project.spend_limit"] = "project.spend_limit"
-    currency: str
-    interval: Literal["month"] = "month"
-    threshold_amount: int
-    enforcement: SpendLimitEnforcement
-
-
-class DeletedSpendLimit(WireObject):
-    """The answer of a deletion."""
-
-    object: Literal["project.spend_limit.deleted"] = "project.spend_limit.deleted"
-    deleted: Literal[True] = True
 
 
 class OrganizationView(ApiView):
