@@ -170,8 +170,9 @@ class ChoiceReader:
         if self._forced is not None:
             return "tool_calls" if self._forced.is_complete else "length"
         if self._calls.any:
-            # A stop text may have cut the last call; an incomplete call is no call.
-            is_whole = not self._request.stop or self._calls.last_is_complete
+            # A stop text may have cut calls, several of them if they came in turns; an incomplete
+            # call is no call.
+            is_whole = not self._request.stop or self._calls.are_complete
             return "tool_calls" if is_whole else "length"
         if self._must_call:
             raise GenerationFailed("The model's server made no call, though one was required.")
@@ -301,9 +302,9 @@ class CallReader:
         return self._begun > 0
 
     @property
-    def last_is_complete(self) -> bool:
-        """Whether the arguments of the last call are complete."""
-        return self._open is None or self._open.is_complete()
+    def are_complete(self) -> bool:
+        """Whether the arguments of all calls are complete."""
+        return all(call.is_complete() for call in self._calls if call.number is not None)
 
     def feed(self, pieces: list[dict[str, Any]]) -> list[ToolCallDelta]:
         """Take the calls of one chunk. Raise TypeError or AttributeError if they are malformed."""
