@@ -80,7 +80,7 @@ class LlamaCppPayloads(Payloads):
             # not end. Other chats have them ended in their prompts.
             request = replace(request, reasoning_budget=1)
         payload = {**super().chat(request), "return_progress": True}
-        if stops := [*request.stop, *self._stops]:
+        if stops := [*(() if self.finds_stops(request) else request.stop), *self._stops]:
             payload["stop"] = stops
         return payload
 

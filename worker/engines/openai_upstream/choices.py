@@ -34,6 +34,17 @@ _UNLIKELY = -9999.0
 _NOTHING: list[Delta] = []
 
 
+def must_find_stops(request: GenerationRequest, flavor: Flavor) -> bool:
+    """Whether the answer is ended at stop texts here, and the server is not sent them.
+
+    llama.cpp returns one log probability for all tokens that it has held back because a stop text
+    may begin there.
+    """
+    if request.must_call or request.token_ids or request.top_logprobs is None:
+        return False
+    return flavor.joins_held_tokens and bool(request.stop)
+
+
 class ChoiceReader:
     """A fold over the choices of one index.
 
@@ -58,8 +69,9 @@ class ChoiceReader:
         self._ahead = 0
         """Bytes of the text that came out, less those of its entries, where stop texts are cut."""
         self._stop_ids = frozenset(request.stop_token_ids if flavor.names_tokens else ())
+        self._ends_at_stop = must_find_stops(request, flavor)
         cuts_text = flavor.ends_after_stop and request.stop and not request.echo
-        self._stops = StopTexts(request.stop) if cuts_text else None
+        self._stops = StopTexts(request.stop) if cuts_text or self._ends_at_stop else None
         self.begun = self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
@@ -90,6 +102,9 @@ class ChoiceReader:
             self._hold(wire, bool(reasoning))
         if text:
             deltas += self._text(_checked(text))
+        if self._ends_at_stop and self._stops is not None and self._stops.found:
+            self.is_cut = True
+            choice = {**choice, "finish_reason": "stop"}
         if refusal := delta.get("refusal"):
             deltas.append(RefusalDelta(_checked(refusal), self._index))
         if calls := delta.get("tool_calls"):

@@ -217,7 +217,7 @@ class ChunkReader:
         for delta in deltas:
             self._measure(delta)
             self._sink.feed(delta)
-        if all(choice.is_cut for choice in self._choices):
+        if self.is_complete and any(choice.is_cut for choice in self._choices):
             raise Cancelled  # Closing the connection stops the server.
 
     def _measure(self, delta: Delta) -> None:
