@@ -105,7 +105,8 @@ class ResponseAssembly(Assembly):
         if not tools:
             return None
         calls = [FirstCall(**{**c, "route": Route(**c["route"])}) for c in self.first_calls]
-        return SitePlan(tools, calls, self.most_calls)
+        requires_any = self.response["tool_choice"] == "required"
+        return SitePlan(tools, calls, self.most_calls, requires_any)
 
     def seal_compaction(self, context: CompactedContext, output: Sequence[OutputItem]) -> str:
         """Return the content of a compaction's item, which follows this output."""

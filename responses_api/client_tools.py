@@ -213,6 +213,9 @@ class DeferredTool:
         return f"- {self.tool.name}: {self.tool.description or ''}"
 
 
+SITE_SEARCH = Route("hosted_tool_search", "tool_search")
+"""The search of tools that the site runs (see ``responses_api.tool_search``)."""
+
 TOOL_ITEMS = ("additional_tools", "tool_search_output", "mcp_list_tools")
 """Types of items that give the model tools."""
 

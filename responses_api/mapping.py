@@ -41,7 +41,7 @@ from inference_site.gateway.request_fields.mapping import (
 from inference_site.gateway.request_fields.wire import InputFile, JsonObjectFormat
 from inference_site.gateway.submission.context_bound import ContextBound
 from inference_site.gateway.submission.model_access import ResolvedModel
-from responses_api.client_tools import OfferedTools, offer_tools
+from responses_api.client_tools import SITE_SEARCH, OfferedTools, offer_tools
 from responses_api.context import ContextItem
 from responses_api.items import ItemData, holds_context, is_instruction, unseal_context
 from responses_api.prompt_items import CALLS, RESULTS, WHOLE_CALLS, WORDS, PromptCall
@@ -194,10 +194,15 @@ def to_tool_plan(body: ContextFields, offered: OfferedTools) -> ToolPlan:
             return ToolPlan(offered.select([choice]), must_call=True)
         case AllowedTools(mode=mode, tools=allowed):
             tools = offered.select(allowed, "tool_choice.tools[{}]")
+            # What is allowed is loaded: a search of the site could load only what is not.
+            search = offered.names.get(SITE_SEARCH)
+            tools = tuple(tool for tool in tools if tool.name != search)
             must_call = mode == "required"
             tools = _require_any(tools, offered) if must_call else tools
             return ToolPlan(tools, must_call, only_tools=True)
         case TypedChoice(type=kind) as choice:
+            if kind == "tool_search" and offered.is_hosted and SITE_SEARCH not in offered.names:
+                return ToolPlan(offered.tools)  # All is loaded.
             if not (tools := offered.select([choice])) and not offered.first_calls:
                 raise InvalidRequestError(
                     f"Invalid value for 'tool_choice': there is no tool of the type '{kind}' that "

@@ -24,7 +24,7 @@ from inference_site.core.domain.deltas import (
 from inference_site.core.domain.request import GenerationRequest, Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.tool_calls.turns import TurnCall, Turns
-from responses_api.client_tools import OfferedTools
+from responses_api.client_tools import SITE_SEARCH, OfferedTools
 from responses_api.site_tools import FirstCall, Route, site_tools
 
 Options = Mapping[str, Any]
@@ -37,12 +37,14 @@ class SitePlan:
     """What the site runs for a response.
 
     ``options`` are those of its tools. ``first_calls`` come before the first turn of the model.
-    ``most_calls`` is how many calls of the model are run.
+    ``most_calls`` is how many calls of the model are run. ``requires_any``: the model must call any
+    tool, for which a search of tools does not count.
     """
 
     options: Sequence[Options]
     first_calls: Sequence[FirstCall] = ()
     most_calls: int = 0
+    requires_any: bool = False
 
     def fields_of(self, name: str) -> Mapping[str, Any]:
         """Return the fields of the item of a first call, by the name in its delta."""
@@ -76,6 +78,7 @@ class _State:
     has_other_calls: bool
     discovered: list[Tool] = field(default_factory=list)
     spent: list[str] = field(default_factory=list)
+    searches: int = 0
     routes: dict[str, Route] = field(default_factory=dict)
     from_call: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
@@ -98,6 +101,8 @@ class ResponseTurns(Turns):
         self._discovered: list[Tool] = []
         self._spent_types: list[str] = []
         """Types of tools of the site that the model is not offered any more."""
+        self._searches = 0
+        """How many of the calls were searches of tools."""
         super().__init__(plan.most_calls)
 
     def _begin(self) -> None:
@@ -156,6 +161,7 @@ class ResponseTurns(Turns):
             names = (n for n, r in self._routes.items() if r == route and not n.startswith(_FIRST))
             name = next(names, route.usual_name)
         self._call = self.begin_call(place, route.name, call_id, name, is_shown=is_shown)
+        self._searches += route == SITE_SEARCH
         if self._is_first:
             self.made = 0  # The model has not made it.
 
@@ -190,7 +196,8 @@ class ResponseTurns(Turns):
         left_out = self._spent_types if self.may_call else site_tools()
         tools = tuple(one for one in tools if self._route(one.name).type not in left_out)
         # Without tools, because no server could be listed, the model answers with text.
-        must_call = request.must_call and not self.made and bool(tools)
+        has_called = self.made > (self._searches if self._plan.requires_any else 0)
+        must_call = request.must_call and not has_called and bool(tools)
         context = self._context
         following = super().next_request(context.applied_to(request) if context else request)
         return following and replace(following, tools=tools, must_call=must_call)
@@ -207,6 +214,7 @@ class ResponseTurns(Turns):
             self._has_other_calls,
             self._discovered,
             self._spent_types,
+            self._searches,
             self._routes,
             from_call,
         )
@@ -221,6 +229,7 @@ class ResponseTurns(Turns):
         state = _STATE.validate_python(saved["turn"])
         self._is_first, self._has_other_calls = state.is_first, state.has_other_calls
         self._discovered, self._spent_types = state.discovered, state.spent
+        self._searches = state.searches
         self._context = context
         self._routes.update(state.routes)
         self._from_call = [_DELTAS[name](**fields) for name, fields in state.from_call]

@@ -6,9 +6,9 @@ OpenAI's API reference, "Moderations".
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from inference_site.gateway.api.payload import WireObject, WireRequest
 from inference_site.gateway.request_fields.wire import EndUser, ImagePart, TextPart
@@ -78,11 +78,13 @@ class ScoreRequest(WireRequest):
     text_2: str | Texts
     user: EndUser | None = None
 
-    @model_validator(mode="after")
-    def _pairs(self) -> Self:
-        if isinstance(self.text_1, list) and len(self.text_1) not in (1, len(self.seconds)):
+    @field_validator("text_2")
+    @classmethod
+    def _pairs(cls, given: str | list[str], info: ValidationInfo) -> str | list[str]:
+        first, count = info.data.get("text_1"), len(given) if isinstance(given, list) else 1
+        if isinstance(first, list) and len(first) not in (1, count):
             raise ValueError("'text_1' must be one text, or as many as 'text_2'")
-        return self
+        return given
 
     @property
     def firsts(self) -> tuple[str, ...]:

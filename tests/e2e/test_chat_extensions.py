@@ -94,6 +94,19 @@ def test_stop_token_is_not_in_the_log_probabilities(
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
+def test_tokens_that_may_begin_a_stop_text_have_their_own_log_probabilities(
+    client: openai.OpenAI,
+) -> None:
+    whole, beginning = ask(client, logprobs=True).choices[0], text_of(client)[:12]
+    entries = whole.logprobs.content
+    missed = ask(client, logprobs=True, stop=[f"{beginning[3:]}nowhere"]).choices[0]
+    assert missed == whole
+    ended = ask(client, logprobs=True, stop=[beginning[3:]]).choices[0]
+    assert (ended.message.content, ended.finish_reason) == (beginning[:3], "stop")
+    assert ended.logprobs.content == entries[: len(ended.logprobs.content)]
+    assert "".join(e.token for e in ended.logprobs.content).startswith(beginning[:3])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_allowed_tokens_and_forbidden_words(
     client: openai.OpenAI, http: httpx.Client, stream: bool

@@ -95,7 +95,7 @@ def test_scores_of_pairs_are_those_of_a_ranking(http: httpx.Client) -> None:
         ("/v1/rerank", {"query": "tokyo " * 600}, "query", "context_length_exceeded"),
         ("/v1/rerank", {"documents": ["x" * 200_000]}, "documents", "context_length_exceeded"),
         ("/v1/rerank", {"model": "demo"}, "model", "unsupported_model"),
-        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, None, None),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_2", "invalid_value"),
         ("/v1/score", {"text_1": [], "text_2": "a"}, "text_1", "empty_array"),
         ("/v1/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2", "array_above_max_length"),
         (

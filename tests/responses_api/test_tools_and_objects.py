@@ -64,6 +64,23 @@ def test_choice_decides_what_the_model_sees(
     assert plan.must_call is must_call
 
 
+def test_a_search_of_the_site_loads_no_tool_beside_the_allowed_ones() -> None:
+    hidden = [{**FUNCTION, "name": name, "defer_loading": True} for name in "gh"]
+    tools = [FUNCTION, {"type": "tool_search"}, *hidden]
+    named = [{"type": "tool_search"}, {"type": "function", "name": "g"}]
+    plan = planned(tools=tools, tool_choice={"type": "allowed_tools", "tools": named})
+    assert [tool.name for tool in plan.tools] == ["g"]
+
+
+def test_a_chosen_search_that_has_nothing_to_load_leaves_the_choice_to_the_model() -> None:
+    search = {"type": "tool_search"}
+    plan = planned(tools=[FUNCTION, search], tool_choice=search)
+    assert (plan.tools, plan.must_call) == ((F,), False)
+    deferred = {**FUNCTION, "defer_loading": True}
+    plan = planned(tools=[deferred, search], tool_choice=search)
+    assert ([tool.name for tool in plan.tools], plan.must_call) == (["tool_search"], True)
+
+
 @pytest.mark.parametrize(
     ("chat", "official"),
     [

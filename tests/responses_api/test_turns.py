@@ -27,7 +27,7 @@ from responses_api.assembler import ResponseAssembler
 from responses_api.events import decode
 from responses_api.items import unseal_context
 from responses_api.site_tools import Route
-from tests.responses_api.deltas import new_assembler
+from tests.responses_api.deltas import new_assembler, new_response
 from tests.tool_loop.counted_tool import NAMES, TYPE, CountedToolType
 
 ROUTES = {name: asdict(Route(TYPE, name)) for name in NAMES}
@@ -220,22 +220,56 @@ def _text(item: dict[str, Any]) -> str:
     return "".join(part["text"] for part in item["content"])
 
 
-def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
+def searching(**fields: Any) -> ResponseAssembler:
+    """Return the assembler of a response with a search that loads ``look``."""
     deferred = {"type": "function", "name": "look", "parameters": {}, "defer_loading": True}
     search = {
         "type": "hosted_tool_search",
         "names": ["look"],
         "tools": [{"param": "tools[1]", "tool": deferred}],
     }
-    routes = {**ROUTES, "tool_search": asdict(Route("hosted_tool_search", "tool_search"))}
+    return new_assembler(
+        new_response(**fields),
+        routes={**ROUTES, "tool_search": asdict(Route("hosted_tool_search", "tool_search"))},
+        site_tools=[{"type": TYPE}, search],
+        most_calls=9,
+        compacts_for=1,
+    )
 
-    def begun() -> ResponseAssembler:
-        tools = [{"type": TYPE}, search]
-        return new_assembler(routes=routes, site_tools=tools, most_calls=9, compacts_for=1)
 
-    fold = begun()
+SEARCH = [*call(0, "tool_search", '{"paths": ["look"]}'), Finish("tool_calls")]
+
+
+def test_a_search_of_tools_is_not_the_call_that_is_required() -> None:
+    found = ToolResult("Loaded", {"names": ["look"]})
+    chosen = searching(tool_choice={"type": "tool_search"})
+    chosen.begin()
+    fed(chosen, *SEARCH)
+    chosen.add_result(found)
+    request = chosen.next_request(REQUEST)
+    assert request is not None
+    assert not request.must_call
+    fold = searching(tool_choice="required")
+    sent = [*fold.begin(), *fed(fold, *SEARCH)]
+    saved, resumed = json.loads(json.dumps(fold.save())), searching(tool_choice="required")
+    resumed.restart(Sent(tuple(sent), len(sent)), saved)
+    resumed.begin()
+    for each in (fold, resumed):
+        each.add_result(found)
+        request = each.next_request(REQUEST)
+        assert request is not None
+        assert request.must_call
+        fed(each, *call(0, "count"), Finish("tool_calls"))
+        each.add_result(ToolResult("one"))
+        request = each.next_request(REQUEST)
+        assert request is not None
+        assert not request.must_call
+
+
+def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
+    fold = searching()
     sent = [*fold.begin()]
-    sent += fed(fold, *call(0, "tool_search", '{"paths": ["look"]}'), Finish("tool_calls"))
+    sent += fed(fold, *SEARCH)
     sent += fold.add_result(ToolResult("Loaded", {"names": ["look"]}))
     request = fold.next_request(REQUEST)
     assert request is not None
@@ -244,7 +278,7 @@ def test_a_restart_keeps_the_tools_that_a_search_has_loaded() -> None:
     saved = json.loads(json.dumps(fold.save()))
     fold.add_result(ToolResult("one"))
 
-    resumed = begun()
+    resumed = searching()
     resumed.restart(Sent(tuple(sent), len(sent)), saved)
     resumed.begin()
     resumed.add_result(ToolResult("one"))

@@ -38,6 +38,8 @@ ends its process."""
 _CHOICES = ("allOf", "anyOf", "oneOf")
 _NOT_IN_URI = re.compile(r"[^A-Za-z0-9:/?#\[\]@!$&'()*+,;=._~%-]")
 _VALUES = ("const", "default", "enum", "examples")
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose objects have schemas by any names."""
 _DIALECT = re.compile(
     r"http://json-schema\.org/draft-0[3467]/schema#?"
     r"|https://json-schema\.org/draft/20(?:19-09|20-12)/schema#?"
@@ -103,17 +105,19 @@ def unnamed_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return unnamed
 
 
-def _without_unusable_ids(schema: Any) -> Any:
+def _without_unusable_ids(schema: Any, *, is_by_name: bool = False) -> Any:
     """Return the schema without each ``$id`` that is no URI, which no reference can name.
 
-    Objects that are values, not schemas, stay as they are.
+    Objects that are values, not schemas, stay as they are. ``is_by_name``: the keys are names.
     """
     if isinstance(schema, list):
         return [_without_unusable_ids(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
+    if is_by_name:
+        return {name: _without_unusable_ids(part) for name, part in schema.items()}
     return {
-        key: part if key in _VALUES else _without_unusable_ids(part)
+        key: part if key in _VALUES else _without_unusable_ids(part, is_by_name=key in _BY_NAME)
         for key, part in schema.items()
         if key != "$id" or not isinstance(part, str) or not _NOT_IN_URI.search(part)
     }

@@ -50,7 +50,8 @@ class Flavor:
     ``tool_choice`` allows text before the call. ``schema_value``: JSON schemas are sent in
     ``response_format.value``. ``seed_limit`` is the first seed that is too large. ``names_tokens``:
     log probabilities carry token ids, which identify a stop token. ``ends_after_stop``: the stop
-    text may be in the output. ``greedy_once``: the server refuses several choices at temperature 0,
+    text may be in the output. ``joins_held_tokens``: tokens that may begin a stop text have one log
+    probability together. ``greedy_once``: the server refuses several choices at temperature 0,
     which would be equal. ``forces_strictly``: a forced call matches its schema only if the tool is
     ``strict``. ``unbounded`` is what the server makes grammars of without limits of time and depth,
     so that a client could freeze or end it. ``ready`` is the path that answers with status 200 once
@@ -69,6 +70,7 @@ class Flavor:
     lark_prefix: str = ""
     names_tokens: bool = False
     ends_after_stop: bool = False
+    joins_held_tokens: bool = False
     forces_strictly: bool = False
     greedy_once: bool = False
     unbounded: tuple[Literal["gbnf", "json_schema", "tools"], ...] = ()
@@ -166,6 +168,7 @@ FLAVORS: dict[FlavorName, Flavor] = {
         seed_limit=2**32 - 1,
         lark_prefix="%llguidance {}\n",
         names_tokens=True,
+        joins_held_tokens=True,
         unbounded=("gbnf", "json_schema", "tools"),
     ),
     "ollama": Flavor(

@@ -15,7 +15,7 @@ def payloads(spec: ModelSpec, *, has_llguidance: bool = True) -> LlamaCppPayload
     """Return what writes the requests for a model that may think."""
     server = server_at(spec, Endpoint("http://127.0.0.1:1", 1, "key"))
     return LlamaCppPayloads(
-        spec, server, may_think=True, stop_texts=(), has_llguidance=has_llguidance, vocabulary=99
+        spec, server, may_think=True, stop_texts=(), has_llguidance=has_llguidance, vocabulary=2560
     )
 
 

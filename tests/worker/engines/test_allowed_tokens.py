@@ -185,6 +185,16 @@ def test_a_forbidden_word_is_forbidden_with_a_space_before_it_and_without(engine
         assert set(bound.text) == {"b"}
 
 
+def test_a_bias_of_what_is_no_token_is_the_clients_fault() -> None:
+    last, beyond = VOCABULARY - 1, VOCABULARY
+    request = GenerationRequest("demo", STORY, Sampling(logit_bias=((last, 5.0),)))
+    assert payloads(SPEC).chat(request)["logit_bias"] == {str(last): 5.0}
+    request = GenerationRequest("demo", STORY, Sampling(logit_bias=((beyond, 5.0),)))
+    with pytest.raises(InvalidRequest, match="no token of this model") as caught:
+        payloads(SPEC).chat(request)
+    assert caught.value.param == f"logit_bias.{beyond}"
+
+
 def test_a_forbidden_word_of_several_tokens_is_refused_by_its_name(engine: Engine) -> None:
     word = "incomprehensibilities"
     assert len(ids_of(engine, word)) > 1

@@ -154,7 +154,12 @@ def _with_parts(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
 
 
 def _with_references(schema: Schema, change: Callable[[str], str]) -> Schema:
-    """Return the schema with ``change`` applied to each reference in it."""
+    """Return the schema with ``change`` applied to each reference in it.
+
+    References in a part with a name, its ``$id``, are relative to that part, and stay.
+    """
+    if not str(schema.get("$id", "#")).startswith("#"):
+        return schema
     changed = _with_parts(schema, lambda part: _with_references(part, change))
     if isinstance(reference := changed.get("$ref"), str):
         changed["$ref"] = change(reference)

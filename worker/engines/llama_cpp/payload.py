@@ -80,7 +80,7 @@ class LlamaCppPayloads(Payloads):
             # not end. Other chats have them ended in their prompts.
             request = replace(request, reasoning_budget=1)
         payload = {**super().chat(request), "return_progress": True}
-        if stops := [*request.stop, *self._stops]:
+        if stops := [*(() if self.finds_stops(request) else request.stop), *self._stops]:
             payload["stop"] = stops
         return payload
 
@@ -156,6 +156,12 @@ class LlamaCppPayloads(Payloads):
 
     def _shared(self, request: GenerationRequest) -> dict[str, Any]:
         payload = {**super()._shared(request), **self._lora(request)}
+        for token, _ in request.sampling.logit_bias:
+            if 0 < self._vocabulary <= token:  # llama.cpp would ignore it.
+                raise InvalidRequest(
+                    f"Invalid 'logit_bias.{token}': it is no token of this model.",
+                    f"logit_bias.{token}",
+                )
         if request.max_output_tokens is not None:
             # llama.cpp refuses integers above 2**31, and no answer is longer than the context.
             payload["max_tokens"] = min(request.max_output_tokens, self._context_length)

@@ -34,6 +34,17 @@ _UNLIKELY = -9999.0
 _NOTHING: list[Delta] = []
 
 
+def must_find_stops(request: GenerationRequest, flavor: Flavor) -> bool:
+    """Whether the answer is ended at stop texts here, and the server is not sent them.
+
+    llama.cpp returns one log probability for all tokens that it has held back because a stop text
+    may begin there.
+    """
+    if request.must_call or request.token_ids or request.top_logprobs is None:
+        return False
+    return flavor.joins_held_tokens and bool(request.stop)
+
+
 class ChoiceReader:
     """A fold over the choices of one index.
 
@@ -58,8 +69,9 @@ class ChoiceReader:
         self._ahead = 0
         """Bytes of the text that came out, less those of its entries, where stop texts are cut."""
         self._stop_ids = frozenset(request.stop_token_ids if flavor.names_tokens else ())
+        self._ends_at_stop = must_find_stops(request, flavor)
         cuts_text = flavor.ends_after_stop and request.stop and not request.echo
-        self._stops = StopTexts(request.stop) if cuts_text else None
+        self._stops = StopTexts(request.stop) if cuts_text or self._ends_at_stop else None
         self.begun = self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
@@ -90,6 +102,9 @@ class ChoiceReader:
             self._hold(wire, bool(reasoning))
         if text:
             deltas += self._text(_checked(text))
+        if self._ends_at_stop and self._stops is not None and self._stops.found:
+            self.is_cut = True
+            choice = {**choice, "finish_reason": "stop"}
         if refusal := delta.get("refusal"):
             deltas.append(RefusalDelta(_checked(refusal), self._index))
         if calls := delta.get("tool_calls"):
@@ -170,8 +185,9 @@ class ChoiceReader:
         if self._forced is not None:
             return "tool_calls" if self._forced.is_complete else "length"
         if self._calls.any:
-            # A stop text may have cut the last call; an incomplete call is no call.
-            is_whole = not self._request.stop or self._calls.last_is_complete
+            # A stop text may have cut calls, several of them if they came in turns; an incomplete
+            # call is no call.
+            is_whole = not self._request.stop or self._calls.are_complete
             return "tool_calls" if is_whole else "length"
         if self._must_call:
             raise GenerationFailed("The model's server made no call, though one was required.")
@@ -301,9 +317,9 @@ class CallReader:
         return self._begun > 0
 
     @property
-    def last_is_complete(self) -> bool:
-        """Whether the arguments of the last call are complete."""
-        return self._open is None or self._open.is_complete()
+    def are_complete(self) -> bool:
+        """Whether the arguments of all calls are complete."""
+        return all(call.is_complete() for call in self._calls if call.number is not None)
 
     def feed(self, pieces: list[dict[str, Any]]) -> list[ToolCallDelta]:
         """Take the calls of one chunk. Raise TypeError or AttributeError if they are malformed."""

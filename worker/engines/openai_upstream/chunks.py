@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 DONE = b"[DONE]"
 
+_NOT_IN_ORJSON = re.compile(rb"Infinity|NaN|\\u[dD][89a-fA-F]")
+"""What a text may have that Python's module reads and orjson does not."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _IGNORED = (b":", b"id:", b"retry:")
 _MAX_LOGGED = 200
@@ -98,15 +101,17 @@ def _read_json(text: bytes) -> Any:
     """Return the value of a JSON text. Raise ValueError or TypeError.
 
     A number that JSON does not have, such as the -Infinity that Python's module writes for the log
-    probability of an impossible token, is null.
+    probability of an impossible token, is null. Half a surrogate pair, which UTF-8 cannot encode,
+    is a question mark.
     """
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        if b"Infinity" not in text and b"NaN" not in text:
+        if not _NOT_IN_ORJSON.search(text):
             raise
     try:
-        return orjson.loads(orjson.dumps(json.loads(text)))
+        encodable = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        return orjson.loads(orjson.dumps(json.loads(encodable)))
     except RecursionError as exc:
         raise ValueError("it is nested too deeply") from exc
 
@@ -212,7 +217,7 @@ class ChunkReader:
         for delta in deltas:
             self._measure(delta)
             self._sink.feed(delta)
-        if all(choice.is_cut for choice in self._choices):
+        if self.is_complete and any(choice.is_cut for choice in self._choices):
             raise Cancelled  # Closing the connection stops the server.
 
     def _measure(self, delta: Delta) -> None:

@@ -16,6 +16,7 @@ from inference_site.core.domain.request import Constraint, GenerationRequest
 from worker.engines.chat.template import wire_message, wire_part, wire_tool
 from worker.engines.chat.tools import call_schema, plain_schema
 from worker.engines.grammars import check_grammar, check_schemas, lark_or_schema, regex_as_lark
+from worker.engines.openai_upstream.choices import must_find_stops
 from worker.engines.openai_upstream.server import Server
 
 _COMMON_EFFORTS = ("low", "medium", "high")
@@ -92,7 +93,7 @@ class Payloads:
             **settings,
             "max_tokens": _in_32_bits(request.max_output_tokens),
             "n": request.choices if request.choices > 1 else None,
-            "stop": list(request.stop) or None,
+            "stop": None if self.finds_stops(request) else list(request.stop) or None,
             "stop_token_ids": list(request.stop_token_ids) or None,
             "ignore_eos": request.goes_on_after_eos or None,
             "cache_prompt": None if request.cache_prompt else False,
@@ -101,6 +102,10 @@ class Payloads:
             **request.extensions,
         }
         return {**body, **self.named(values), **self._constraint(request)}
+
+    def finds_stops(self, request: GenerationRequest) -> bool:
+        """Whether the reader of the answer finds the stop texts, and not the server."""
+        return must_find_stops(request, self._flavor)
 
     def _constraint(self, request: GenerationRequest) -> dict[str, Any]:
         constraint = request.constraint

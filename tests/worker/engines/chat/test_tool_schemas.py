@@ -54,6 +54,20 @@ def test_what_is_no_schema_is_left_as_it_is() -> None:
     assert moved["$ref"] == "other.json"
 
 
+def test_references_of_a_part_with_a_name_are_relative_to_it() -> None:
+    part = {"$id": "https://a.test/b", "$defs": {"n": {}}, "items": {"$ref": "#/$defs/n"}}
+    schema = {"properties": {"part": part, "own": {"$ref": "#/properties/part"}}}
+    moved = arguments_schema(Tool("t", None, schema), "#/x")["properties"]
+    assert moved == {"part": part, "own": {"$ref": "#/x/properties/part"}}
+
+
+@pytest.mark.parametrize("name", ["const", "default", "enum", "examples"])
+def test_a_property_may_have_the_name_of_a_keyword(name: str) -> None:
+    schema = {"properties": {name: {"$id": "no URI", "default": {"$id": "no URI"}}}}
+    found = arguments_schema(Tool("t", None, schema), "#")["properties"]
+    assert found == {name: {"default": {"$id": "no URI"}}}
+
+
 def test_an_object_of_named_properties_has_no_others_unless_it_says_so() -> None:
     inner: dict[str, Any] = {"properties": {"a": {}}}
     opened = {"properties": {"a": {}}, "additionalProperties": {"type": "string"}}

@@ -198,6 +198,9 @@ def test_call_that_a_stop_text_cuts_is_no_call(server: UpstreamServer, engine: E
     assert chat(engine, tools=tools, stop=("Oslo",)).finishes == ["length"]
     server.answers = [chunks(call(name="f", arguments=ARGUMENTS), finish("tool_calls"), usage())]
     assert chat(engine, tools=tools, stop=("Bergen",)).finishes == ["tool_calls"]
+    other = call(1, name="f", arguments=ARGUMENTS)
+    server.answers = [chunks(cut, other, finish("tool_calls"), usage())]
+    assert chat(engine, tools=tools, stop=("Oslo",)).finishes == ["length"]
 
 
 def test_ids_of_the_server_are_kept(server: UpstreamServer, engine: Engine) -> None:

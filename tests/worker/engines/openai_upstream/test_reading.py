@@ -350,7 +350,7 @@ def test_what_a_cut_stream_used_is_accounted(server: UpstreamServer, engine: Eng
         b'data: {"choices": 5}\n\n',
         b'data: {"choices": [], "usage": {"completion_tokens": "many"}}\n\n',
         b"\xff\xfe\x00\n",
-        b'data: {"choices": [], "NaN": "\\ud83d"}\n\n',
+        b'data: {"choices": [], "a": NaN, "b": 1%s}\n\n' % (b"0" * 30),
         pytest.param(b'data: {"NaN": ' + b"[" * 100_000 + b"\n\n", id="nested"),
     ],
 )
@@ -522,6 +522,18 @@ def test_log_probabilities_of_half_a_character_come_with_the_whole(
     ]
     [piece] = [d for d in chat(engine, top_logprobs=0).deltas if isinstance(d, TextDelta)]
     assert len(piece.logprobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("half", "read"),
+    [("a\ud83d b", "a? b"), ("\ude00", "?"), ("\\ud83d \ud83d\ude00", "\\ud83d 😀")],
+)
+def test_half_a_surrogate_pair_is_a_question_mark(
+    server: UpstreamServer, engine: Engine, half: str, read: str
+) -> None:
+    chunk = f"data: {json.dumps(text(half))}\n\n".encode()
+    server.answers = [chunks(chunk, finish(), usage())]
+    assert chat(engine).text == read
 
 
 def entries(*tokens: str) -> dict[str, Any]:
