@@ -209,8 +209,8 @@ def long_names(stack: ServedStack, client: openai.OpenAI) -> Iterator[list[str]]
     [[server]] = stack.sql(
         "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active,"
         " is_idempotent, is_per_user, credentials, oauth_issuer, oauth_client_id, oauth_secret,"
-        " oauth_scope, tools, error, created_at) VALUES (repeat('s', 64), 'https://a.test/', 'auto',"
-        " '', true, false, true, '', '', '', '', '', '[]', '', now()) RETURNING id"
+        " oauth_scope, tools, error, created_at) VALUES (repeat('s', 64), 'https://a.test/',"
+        " 'auto', '', true, false, true, '', '', '', '', '', '[]', '', now()) RETURNING id"
     )
     call = {"tool_call": {"name": "f" * 64, "arguments": ["{}"]}}
     answer = respond(client, call)
