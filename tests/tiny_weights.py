@@ -100,7 +100,13 @@ def write_adapter(path: Path, seed: int = 0, architecture: str = "llama") -> Pat
 
 
 def write_misfit(path: Path) -> Path:
-    """Write an adapter that only llama.cpp refuses: its halves fit the demo, not each other."""
+    """Write an adapter that only llama.cpp refuses: a tensor has an unknown end."""
+    tensor = ("blk.0.attn_q.weight.lora_c", _noise(np.random.default_rng(0), _RANK, _RANK))
+    return _write(_adapter_writer(path), iter([tensor]), path)
+
+
+def write_uneven(path: Path) -> Path:
+    """Write an adapter whose halves fit the demo, and not each other: their ranks differ."""
     demo = gguf.GGUFReader(DEMO_FILE)
     columns, rows = next(t.shape for t in demo.tensors if t.name == "blk.0.attn_q.weight")
     rng = np.random.default_rng(0)

@@ -70,9 +70,9 @@ class Talk:
         self._handler.end_headers()
         self._handler.wfile.write(encoded)
 
-    def begin(self, content_type: str = "text/event-stream") -> None:
+    def begin(self, content_type: str = "text/event-stream", status: int = 200) -> None:
         """Begin a stream."""
-        self._handler.send_response(200)
+        self._handler.send_response(status)
         self._handler.send_header("Content-Type", content_type)
         self._handler.send_header("Transfer-Encoding", "chunked")
         self._handler.end_headers()

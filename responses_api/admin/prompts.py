@@ -37,9 +37,18 @@ _LONGEST_OPENED = 6_000
 ``Referer``, and the head of a request may have 16 KiB."""
 
 
+class _MessageArea(UnfoldAdminTextareaWidget):
+    """An area that keeps a line break at the beginning: Unfold's template loses it to browsers."""
+
+    template_name = "django/forms/widgets/textarea.html"
+
+
 def _message(label: str, rows: int) -> forms.CharField:
-    area = UnfoldAdminTextareaWidget(attrs={"rows": rows})
-    return TextField(label=label, required=False, max_length=LONGEST_PROMPT, widget=area)
+    area = _MessageArea(attrs={"rows": rows})
+    # Not stripped: white space around a message is a part of the prompt.
+    return TextField(
+        label=label, required=False, max_length=LONGEST_PROMPT, widget=area, strip=False
+    )
 
 
 class PromptForm(forms.ModelForm[PromptTemplate]):
@@ -69,7 +78,8 @@ class PromptForm(forms.ModelForm[PromptTemplate]):
         """Demand a message, and a default version that there is."""
         given: dict[str, Any] = super().clean() or {}
         require_free_name(self, "prompt")
-        if not (given.get("developer_message") or given.get("user_message")):
+        texts = (given.get("developer_message") or "", given.get("user_message") or "")
+        if not any(text.strip() for text in texts):
             raise forms.ValidationError("Write a developer message or a user message.")
         number = given.get("default_version")
         known = self.instance.versions.values_list("number", flat=True) if self.instance.pk else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_site.core.admin_pages.labels import text_piece
+from inference_site.core.admin_pages.labels import size, text_piece
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,17 @@ def test_json_is_laid_out(text: str, laid_out: str) -> None:
 def test_what_would_be_altered_is_shown_as_it_came(text: str) -> None:
     piece = text_piece(text)
     assert (piece.kind, piece.text) == ("text", text)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "—"),
+        (1023, "1023 bytes"),
+        (4400, "4.3 KiB"),
+        (2**20, "1.0 MiB"),
+        (3 * 2**29, "1.50 GiB"),
+    ],
+)
+def test_a_small_size_is_not_shown_as_none(count: int, text: str) -> None:
+    assert size(count) == text

@@ -206,6 +206,12 @@ def long_names(stack: ServedStack, client: openai.OpenAI) -> Iterator[list[str]]
         "INSERT INTO accounts_budget (project_id, api_key_id, unit, every, amount, created_at)"
         " VALUES (1, 1, 'tokens', 'day', 1000000, now()) RETURNING id"
     )
+    [[server]] = stack.sql(
+        "INSERT INTO mcp_servers_mcpserver (label, url, transport, description, is_active,"
+        " is_idempotent, is_per_user, credentials, oauth_issuer, oauth_client_id, oauth_secret,"
+        " oauth_scope, tools, error, created_at) VALUES (repeat('s', 64), 'https://a.test/',"
+        " 'auto', '', true, false, true, '', '', '', '', '', '[]', '', now()) RETURNING id"
+    )
     call = {"tool_call": {"name": "f" * 64, "arguments": ["{}"]}}
     answer = respond(client, call)
     [[response]] = stack.sql(
@@ -215,7 +221,9 @@ def long_names(stack: ServedStack, client: openai.OpenAI) -> Iterator[list[str]]
         f"/admin/cases/caseset/{case_set}/change/",
         f"/admin/outbox/endpoint/{endpoint}/change/",
         f"/admin/responses_api/storedresponse/{response}/change/",
+        f"/admin/mcp_servers/mcpserver/{server}/delete/",
     ]
+    stack.sql("DELETE FROM mcp_servers_mcpserver WHERE id = %s", server)
     stack.sql("DELETE FROM outbox_endpoint WHERE id = %s", endpoint)
     stack.sql("DELETE FROM accounts_budgetspend WHERE budget_id = %s", budget)
     stack.sql("DELETE FROM accounts_budget WHERE id = %s", budget)
@@ -239,6 +247,8 @@ def test_long_names_make_no_page_wider_than_the_window(page: Page, long_names: l
         "/admin/auth/user/1/change/",
         "/admin/queue/",
         "/admin/requests/",
+        "/admin/requests/?project=1",
+        "/admin/my-connections/",
         *long_names,
     )
     for path in paths:

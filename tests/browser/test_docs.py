@@ -73,6 +73,10 @@ def test_the_page_of_the_endpoints_has_no_fault_of_accessibility(
     # All but this operation is as it was.
     open_form(page, several)
     assert faults(page, ALL_RULES, f"#operations-{several}") == []
+    page.locator(f"#operations-{form} .opblock-summary-control").click()  # Close it.
+    resize(page, "phone")
+    assert_fits(page)
+    resize(page, "desktop")
     assert_key_can_be_given(page, ALL_RULES)
     page.get_by_role("link", name="Console").click()
     page.wait_for_url("**/admin/")

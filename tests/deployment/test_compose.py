@@ -246,8 +246,15 @@ def test_the_proxy_logs_neither_keys_nor_searches(
     log = proxy_directory / "caddy.log"
     wait_until(lambda: "/v1/models?q=[redacted]&limit=2" in log.read_text())
     wait_until(lambda: "/admin/invitation/MQ/[redacted]/" in log.read_text())
+    searched = "/admin/requests/?status=failed&q=xylophone/marimba&metadata[a]=xylophone"
+    login = proxy.get(searched, headers={"referer": f"https://localhost{searched}"})
+    assert "xylophone" in login.headers["location"]
+    assert proxy.get(login.headers["location"]).status_code == 200
+    wait_until(lambda: "/admin/login/?next=/admin/requests/" in log.read_text())
     text, _ = logged(proxy_directory, 200)
+    assert "?status=failed&q=[redacted]&metadata[a]=[redacted]" in text
     assert "xylophone" not in text
+    assert "marimba" not in text
     assert "onetimesecret" not in text
     assert site.key not in text
 

@@ -16,6 +16,7 @@ from pytest_django.fixtures import Settings
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.catalogue.fleet.leases import Lease, LiveWorker, ModelReport
 from inference_site.core import environment
+from inference_site.core.storage.capacity import disks
 from inference_site.mcp.access import seal_headers
 from inference_site.mcp.models import McpConnection, McpServer
 from inference_site.ops.doctor import checks
@@ -67,6 +68,15 @@ def test_a_folder_of_files_that_cannot_be_written_fails(settings: Settings, tmp_
     assert (finding.what, finding.level) == ("FILES_DIR", "fail")
     settings.FILES_BUCKET = "files"
     assert not [f for f in checks.check_disk() if "cannot write" in f.found]
+
+
+def test_a_folder_of_files_on_no_disk_is_told_and_is_not_full(settings: Settings) -> None:
+    settings.FILES_DIR = "/proc/nope"  # Root may write there, as far as its mode says.
+    (finding,) = (f for f in checks.check_disk() if "/proc/nope" in f.found)
+    assert (finding.what, finding.level) == ("FILES_DIR", "fail")
+    assert finding.found == "/proc/nope: nothing can be stored there, because it is on no disk"
+    (disk,) = (disk for disk in disks() if disk.setting == "FILES_DIR")
+    assert disk.percent == 0
 
 
 def test_a_folder_of_models_that_cannot_be_read_is_warned_of(

@@ -74,6 +74,20 @@ def test_lines_end_as_they_do_in_requests_and_a_page_that_is_saved_unchanged_mak
         assert (newest.number, newest.user_message) == (2, "Hi\n\n{{name}}!")
 
 
+def test_white_space_around_a_message_is_kept_and_is_no_message_by_itself(
+    admin: Client, prompt: PromptTemplate
+) -> None:
+    text = "\n\n  Be {{tone}}.\n"
+    assert saved(admin, prompt, developer_message=text).status_code == 302
+    newest = prompt.newest
+    assert newest is not None
+    assert newest.developer_message == text
+    page = admin.get(f"{LIST}{prompt.pk}/change/").content.decode()
+    assert f">\n{text}</textarea>" in page  # A browser drops the first line break.
+    refused = saved(admin, prompt, developer_message=" \n", user_message=" ")
+    assert "Write a developer message or a user message." in refused.content.decode()
+
+
 def test_no_id_is_shown_of_a_prompt_that_is_not_saved(
     admin: Client, prompt: PromptTemplate
 ) -> None:

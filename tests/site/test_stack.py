@@ -105,6 +105,15 @@ def test_a_site_whose_first_key_was_made_by_the_command_gets_its_first_user(tmp_
     assert create_first_secrets(tmp_path).admin_password
 
 
+@pytest.mark.django_db
+def test_a_user_admin_who_is_no_operator_keeps_name_and_rights(tmp_path: Path) -> None:
+    users = get_user_model().objects
+    users.create_user("admin")
+    created = create_first_secrets(tmp_path)
+    assert (created.admin_name, bool(created.admin_password)) == ("admin-2", True)
+    assert [user.username for user in users.filter(is_superuser=True)] == ["admin-2"]
+
+
 @pytest.mark.parametrize("port", [-1, 0, 65_536])
 def test_a_port_that_there_is_not_is_told(port: int) -> None:
     with pytest.raises(ServiceError, match=f":{port}: a port is from 1 to 65535"):

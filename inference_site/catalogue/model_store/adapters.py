@@ -153,18 +153,25 @@ def _misfit(tensors: Sequence[Tensor], shapes: Mapping[str, tuple[int, ...]]) ->
 
     Those of embeddings are stored in another order, so only their names are checked.
     """
+    ranks: dict[str, int] = {}
     for tensor in tensors:
         name, _, part = tensor.name.rpartition(".lora_")
         if part not in _SIDES:
             continue
         if (shape := shapes.get(name)) is None:
             return tensor.name
-        is_of_embeddings = name.endswith("token_embd.weight")
-        if not is_of_embeddings and _side(tensor.shape, part) != _side(shape, part):
+        if name.endswith("token_embd.weight"):
+            continue
+        own = _sides(tensor.shape)
+        if own[_SIDES[part]] != _sides(shape)[_SIDES[part]]:
+            return tensor.name
+        rank = own[1 - _SIDES[part]]
+        if ranks.setdefault(name, rank) != rank:  # The two halves do not fit each other.
             return tensor.name
     return ""
 
 
-def _side(shape: Sequence[int], part: str) -> int:
-    """Return the length of the side that this half has; sides of 1 may be missing at the end."""
-    return (*shape, 1, 1)[_SIDES[part]]
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the lengths of both sides; those of 1 may be missing at the end."""
+    first, second, *_ = (*shape, 1, 1)
+    return first, second

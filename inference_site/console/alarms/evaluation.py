@@ -412,10 +412,9 @@ def spent_above(
 
 def _disk_full(rule: Rule) -> Iterator[Finding]:
     for disk in disks():
-        percent = 100 * (1 - disk.free_bytes / disk.total_bytes)
-        if percent >= rule.bound:
+        if disk.percent >= rule.bound:
             free = f"{disk.free_bytes / 2**30:,.1f} GiB are free"
-            text = f"The disk of {disk.folder} is {percent:.0f} % full; {free}."
+            text = f"The disk of {disk.folder} is {disk.percent:.0f} % full; {free}."
             yield Finding(disk.setting, text)
 
 

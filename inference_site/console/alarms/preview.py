@@ -65,7 +65,7 @@ def preview(rule: Rule) -> str:
             spent = spent_above(spends, rule.bound, rule.project_id, rule.api_key_id)
             return _fired(spent.count())
         case RuleKind.DISK:
-            full = max((100 * (1 - d.free_bytes / d.total_bytes) for d in disks()), default=0.0)
+            full = max((disk.percent for disk in disks()), default=0.0)
             return _now(rule, full, "The fullest disk")
         case RuleKind.REDIS_MEMORY:
             memories = [memory_of(client) for client in all_clients()]

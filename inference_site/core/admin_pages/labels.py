@@ -76,10 +76,12 @@ def milliseconds(value: float | None) -> str:
 
 @register.filter
 def size(count: int) -> str:
-    """Return a number of bytes in MiB or GiB; a dash for 0."""
-    if not count:
-        return "—"
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    """Return a number of bytes in bytes, KiB, MiB or GiB; a dash for 0."""
+    if count >= 2**20:
+        return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    if count >= 2**10:
+        return f"{count / 2**10:.1f} KiB"
+    return f"{count} bytes" if count else "—"
 
 
 @register.filter

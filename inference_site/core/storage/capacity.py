@@ -14,12 +14,20 @@ from django.conf import settings
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk of a folder, which need not exist yet; ``setting`` names the folder."""
+    """The disk of a folder, which need not exist yet; ``setting`` names the folder.
+
+    ``total_bytes`` is 0 for a file system that has no size of its own, such as ``/proc``.
+    """
 
     setting: str
     folder: Path
     free_bytes: int
     total_bytes: int
+
+    @property
+    def percent(self) -> float:
+        """How much of it is used; 0 without a size."""
+        return 100 * (1 - self.free_bytes / self.total_bytes) if self.total_bytes else 0.0
 
 
 def disks() -> Iterator[Disk]:

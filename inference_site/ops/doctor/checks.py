@@ -226,6 +226,14 @@ def check_disk() -> Iterator[Finding]:
     """Check the folders for data, models and files: their free space, and what the user may do."""
     for disk in disks():
         free, total = disk.free_bytes, disk.total_bytes
+        if not total:
+            yield Finding(
+                Level.FAIL,
+                disk.setting,
+                f"{disk.folder}: nothing can be stored there, because it is on no disk",
+                f"Name a folder on a disk in {disk.setting}.",
+            )
+            continue
         yield graded(
             disk.setting,
             f"{disk.folder}: {free / _GIB:,.1f} of {total / _GIB:,.1f} GiB free",

@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http.client import HTTPException
+from itertools import chain, count
 from pathlib import Path
 
 from django.contrib.auth import get_user_model
@@ -47,12 +48,14 @@ class FirstSecrets:
 
     admin_password: str | None
     api_key: str | None
+    admin_name: str = "admin"
 
 
 def prepare_site(database_url: str, data_dir: Path) -> FirstSecrets:
     """Migrate the database at this address; create an admin and a key if there are none.
 
-    The user is ``admin``. The key is also written to ``DATA_DIR/api_key``.
+    The user is ``admin``, or ``admin-2`` if somebody else has that name. The key is also written to
+    ``DATA_DIR/api_key``.
     """
     # The settings were read before the database had an address; nothing has connected yet.
     default = connections.settings["default"]
@@ -74,15 +77,18 @@ def create_first_secrets(data_dir: Path) -> FirstSecrets:
     Raise OSError if the key cannot be written to ``DATA_DIR/api_key``.
     """
     admin_password = api_key = None
+    admin_name = "admin"
     users = get_user_model().objects
     if not users.filter(is_staff=True).exists():  # The users of the audit log are not.
         admin_password = secrets.token_urlsafe(12)
-        users.create_superuser(username="admin", email="", password=admin_password)
+        names = chain([admin_name], (f"{admin_name}-{number}" for number in count(2)))
+        admin_name = next(name for name in names if not users.filter(username=name).exists())
+        users.create_superuser(username=admin_name, email="", password=admin_password)
     if not ApiKey.objects.exists():
         project, _created = Project.objects.get_or_create(name="default")
         _record, api_key = create_key(project, "first key", scopes=_FIRST_SCOPES)
         write_private(data_dir / "api_key", api_key)
-    return FirstSecrets(admin_password, api_key)
+    return FirstSecrets(admin_password, api_key, admin_name)
 
 
 def wait_until_ready(url: str, stack: Stack, say: Callable[[str], None]) -> list[str]:
@@ -193,7 +199,7 @@ def show_secrets(created: FirstSecrets) -> None:
 def _user(created: FirstSecrets) -> str:
     if not created.admin_password:
         return "user: admin"
-    return f"user: admin   password: {created.admin_password}   (shown once)"
+    return f"user: {created.admin_name}   password: {created.admin_password}   (shown once)"
 
 
 def _style(code: str, text: str) -> str:

@@ -16,7 +16,13 @@ from inference_site.core.domain.errors import EngineLoadError
 from inference_site.core.domain.model_spec import ModelSpec
 from inference_site.core.domain.request import GenerationRequest, Message, Sampling
 from tests.sinks import RecordingSink
-from tests.tiny_weights import write_adapter, write_misfit, write_stranger, write_zeros
+from tests.tiny_weights import (
+    write_adapter,
+    write_misfit,
+    write_stranger,
+    write_uneven,
+    write_zeros,
+)
 from worker.engines.base import Engine, load_engine
 
 SPEC = ModelSpec(
@@ -102,6 +108,15 @@ def test_adapter_for_a_model_of_other_sizes_is_refused_before_a_reload(
             adapter_file(stranger.name, SPEC)
     # The files of the model may be on another host.
     assert adapter_file(deeper.name, replace(SPEC, file=tmp_path / "none.gguf")) == deeper.name
+
+
+def test_adapter_whose_halves_have_other_ranks_is_refused_before_a_model_is_loaded_with_it(
+    tmp_path: Path, settings: Settings
+) -> None:
+    """A worker drops the newest adapter of a model that does not load, which may be another one."""
+    settings.MODELS_DIR = tmp_path
+    with pytest.raises(ValueError, match=r"its tensor blk\.0\.attn_q\.weight\.lora_b does"):
+        adapter_file(write_uneven(tmp_path / "uneven.gguf").name, SPEC)
 
 
 def test_adapter_that_llama_cpp_takes_is_not_refused(tmp_path: Path, settings: Settings) -> None:

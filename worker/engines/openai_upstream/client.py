@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -340,8 +340,9 @@ class Upstream:
         if answer.status == 200:
             return
         body = b""
-        while len(body) < _MAX_ERROR_BYTES and (data := await answer.content.readany()):
-            body += data
+        with suppress(aiohttp.ClientError):  # Cut off: the status says enough.
+            while len(body) < _MAX_ERROR_BYTES and (data := await answer.content.readany()):
+                body += data
         error = self.errors.answered(answer.status, answer.headers, body, request, address.base_url)
         if answer.status in _TRY_ELSEWHERE:
             pause_s = retry_after_s(answer.headers)

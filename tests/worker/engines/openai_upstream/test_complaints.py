@@ -23,7 +23,7 @@ from inference_site.core.domain.errors import (
 from inference_site.core.domain.request import AudioFile, Constraint, GenerationRequest, Message
 from inference_site.core.errors.exceptions import api_error
 from tests.sinks import RecordingSink
-from tests.upstream_server import UpstreamServer, chunks, finish, text
+from tests.upstream_server import Talk, UpstreamServer, chunks, finish, text
 from tests.worker.engines.openai_upstream.conftest import Load
 from worker.engines.base import Engine
 from worker.engines.openai_upstream.errors import retry_after_s
@@ -280,6 +280,21 @@ def test_every_other_status_is_a_failure(
     assert isinstance(error, GenerationFailed)
     assert api_error(error).status == 500
     assert "<html>" not in str(error)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_error_whose_body_is_cut_off_counts_by_its_status_and_is_not_tried_again(
+    server: UpstreamServer, engine: Engine, status: int
+) -> None:
+    def cut_off(talk: Talk) -> None:
+        talk.begin("application/json", status)
+        talk.send(b'{"error": {"mess')
+        talk.cut()
+
+    server.answers = [cut_off]
+    expected = InvalidRequest if status == 400 else GenerationFailed
+    assert type(refused(engine)) is expected
     assert len(server.asked) == 1
 
 
