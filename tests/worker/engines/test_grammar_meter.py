@@ -95,12 +95,13 @@ def test_white_space_before_an_answer_that_might_have_thoughts_may_be_missing() 
 )
 def test_limit_of_tokens_is_none_of_bytes_and_may_cut_the_text(limits: str) -> None:
     lark = f'start: part "!"\npart[{limits}]: /[a-y]+/'
-    for kind, source in (
-        ("lark", lark),
-        ("llguidance", json.dumps({"grammars": [{"lark_grammar": lark}]})),
+    listed = json.dumps({"grammars": [{"lark_grammar": lark}]})
+    for constraint in (
+        Constraint("lark", lark, "grammar"),
+        Constraint("llguidance", listed, "grammar"),
     ):
         sink = RecordingSink()
-        meter = GrammarMeter(sink, Constraint(kind, source, "grammar"))
+        meter = GrammarMeter(sink, constraint)
         meter.feed(TextDelta("abc"))
         meter.feed(TextDelta("def!"))
         assert sink.text == "abcdef!"
