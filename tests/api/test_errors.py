@@ -72,6 +72,16 @@ TABLE: list[tuple[Exception, int, str, str | None, str | None]] = [
 ]
 
 
+def test_prompt_that_is_too_long_is_said_in_the_words_of_each_api() -> None:
+    counts = "This model's maximum context length is 8 tokens. However, your"
+    chat = api_error(domain.ContextLengthExceeded(8, 9, "messages"))
+    assert str(chat).startswith(f"{counts} messages resulted in 9 tokens.")
+    responses = api_error(domain.ContextLengthExceeded(8, 9, "input"))
+    beginning = "Your input exceeds the context window of this model."
+    assert str(responses).startswith(f"{beginning} {counts} input resulted in 9 tokens.")
+    assert responses.anthropic_envelope["error"]["message"].startswith("prompt is too long: 9")
+
+
 @pytest.mark.parametrize(
     ("exc", "status", "type_", "code", "retry_after"), TABLE, ids=lambda v: type(v).__name__
 )

@@ -378,6 +378,61 @@ def _pi(site: Site, folder: Path) -> Steps:
     return _steps(steps)
 
 
+def _copilot(site: Site, folder: Path) -> Steps:
+    """Run GitHub's Copilot CLI with each API: a command, and a session with a summary."""
+    told, program = site.documented_command("Copilot CLI", _bin("copilot", "copilot"))
+    apis = {
+        "chat completions": {"WIRE_API": "completions"},
+        "responses": {"WIRE_API": "responses"},
+        "responses over a WebSocket": {"WIRE_API": "responses", "TRANSPORT": "websockets"},
+        "messages": {"TYPE": "anthropic", "BASE_URL": site.url},
+    }
+
+    def ask(api: str, prompt: str, *flags: str) -> str:
+        chosen = {f"COPILOT_PROVIDER_{name}": value for name, value in apis[api].items()}
+        env = {**site.env, **told, **chosen, "HOME": str(folder)}
+        command = [*program, "--allow-all-tools", *flags, "-p", prompt]
+        return _sh(command, folder, env, timeout_s=_RUN_S)
+
+    def works(api: str) -> None:
+        _made(folder, ask(api, _command("bash", "command", described=True)))
+        (folder / _MADE).unlink()
+
+    def compacts(api: str) -> None:
+        ask(api, f"SAY One.\n{_FILLER}")
+        ask(api, f"SAY Two.\n{_FILLER}", "--continue")
+        _holds(ask(api, f"SAY Three.\n{_FILLER}", "--continue"), "Compacting history and retrying")
+
+    steps: dict[str, Callable[[], None]] = {}
+    for api in apis:
+        steps[f"{api}: command"] = partial(works, api)
+        if api != "chat completions":  # OpenAI's words for these are unknown to it.
+            steps[f"{api}: compaction"] = partial(compacts, api)
+    return _steps(steps)
+
+
+def _letta_code(site: Site, folder: Path) -> Steps:
+    """Run Letta Code: an agent is made, runs a command, and goes on later."""
+    _, connect = site.documented_command("Letta Code", _bin("letta-code", "letta"))
+    program = [connect[0], "--backend", "local", "--yolo"]
+    new = ("--new-agent", "--model", f"llama-cpp/{MODEL}", "--memfs-startup", "skip")
+    env = {**site.env, "HOME": str(folder)}
+
+    def ask(prompt: str, *flags: str) -> str:
+        return _sh([*program, *flags, "-p", prompt], folder, env, timeout_s=_RUN_S)
+
+    def command() -> None:
+        _sh(connect, folder, env, timeout_s=_RUN_S)
+        _made(folder, ask(_command("Bash", "command", described=True), *new))
+
+    return _steps(
+        {
+            "command": command,
+            "session resumed": lambda: _holds(ask("SAY Here again."), "Here again."),
+        }
+    )
+
+
 def _gptme(site: Site, folder: Path) -> Steps:
     """Run gptme: a command."""
     told, command = site.documented_command("gptme", FOLDER / "gptme" / "bin" / "gptme")
@@ -651,6 +706,8 @@ CLIENTS = (
     Client("cline", "npm", ("cline",), "chat completions", _cline, is_recorded=True),
     Client("continue", "npm", ("@continuedev/cli",), "chat completions", _continue),
     Client("pi", "npm", ("@mariozechner/pi-coding-agent",), _ALL_THREE, _pi),
+    Client("copilot", "npm", ("@github/copilot",), _ALL_THREE, _copilot),
+    Client("letta-code", "npm", ("@letta-ai/letta-code",), "chat completions", _letta_code),
     Client("gptme", "PyPI", ("gptme",), "chat completions", _gptme),
     Client("aider", "PyPI", ("aider-chat",), "chat completions", _aider, is_recorded=True),
     Client("llm", "PyPI", ("llm",), "chat completions", _llm),
@@ -672,6 +729,20 @@ CLIENTS = (
     Client("pydantic-ai", "PyPI", ("pydantic-ai",), _ALL_THREE, _script("pydantic_ai_agents.py")),
     Client(
         "instructor", "PyPI", ("instructor",), "chat completions", _script("instructor_models.py")
+    ),
+    Client(
+        "guidance",
+        "PyPI",
+        ("guidance", "openai"),
+        "chat completions",
+        _script("guidance_programs.py"),
+    ),
+    Client(
+        "outlines",
+        "PyPI",
+        ("outlines", "openai"),
+        "chat completions",
+        _script("outlines_models.py"),
     ),
     Client(
         "smolagents",

@@ -45,12 +45,16 @@ def _retry_after_s(exc: domain.EngineUnavailable) -> int:
     return RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
 
 
+_OF_RESPONSES = "Your input exceeds the context window of this model."
+"""How OpenAI's Responses API says it."""
+
+
 def _prompt_too_long(exc: domain.ContextLengthExceeded) -> ApiError:
     """Return the error in OpenAI's words and in Anthropic's: agents compact after these words."""
     counts = f"{exc.input_tokens} tokens > {exc.context_length} maximum"
     said = counts if exc.input_tokens > exc.context_length else str(exc)
     return InvalidRequestError(
-        str(exc),
+        f"{_OF_RESPONSES} {exc}" if exc.param == "input" else str(exc),
         param=exc.param,
         code="context_length_exceeded",
         anthropic_message=f"prompt is too long: {said}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 
 import pytest
@@ -87,6 +88,31 @@ def test_white_space_before_an_answer_that_might_have_thoughts_may_be_missing() 
         meter = GrammarMeter(sink, Constraint("lark", source, "grammar"), may_think=True)
         meter.feed(TextDelta("abc"))
         assert sink.text == "abc"
+
+
+@pytest.mark.parametrize(
+    "limits", ["max_tokens=2", 'capture="a", max_tokens = 2', 'stop="max_tokens=9", max_tokens=2']
+)
+def test_limit_of_tokens_is_none_of_bytes_and_may_cut_the_text(limits: str) -> None:
+    lark = f'start: part "!"\npart[{limits}]: /[a-y]+/'
+    listed = json.dumps({"grammars": [{"lark_grammar": lark}]})
+    for constraint in (
+        Constraint("lark", lark, "grammar"),
+        Constraint("llguidance", listed, "grammar"),
+    ):
+        sink = RecordingSink()
+        meter = GrammarMeter(sink, constraint)
+        meter.feed(TextDelta("abc"))
+        meter.feed(TextDelta("def!"))
+        assert sink.text == "abcdef!"
+
+
+def test_text_that_looks_like_a_limit_of_tokens_is_none() -> None:
+    constraint = Constraint("lark", 'start: "max_tokens=2" /[a-y]+/', "grammar")
+    meter = GrammarMeter(RecordingSink(), constraint)
+    meter.feed(TextDelta("max_tokens=2"))
+    with pytest.raises(GenerationFailed, match="does not fit its constraint"):
+        meter.feed(TextDelta("Z"))
 
 
 def test_a_text_that_might_have_thoughts_is_an_error_too() -> None:

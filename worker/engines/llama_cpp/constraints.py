@@ -62,6 +62,8 @@ _TOKEN = re.compile(r"<[^>\s]+>")
 _TEXT_OR_REGEX = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/'
 _OTHER_IN_LLAMA_CPP = re.compile(rf"{_TEXT_OR_REGEX}|~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 _INLINE_SCHEMA = re.compile(rf"{_TEXT_OR_REGEX}|%json\s*")
+_TOKEN_LIMIT = re.compile(rf"{_TEXT_OR_REGEX}|(\bmax_tokens\s*=\s*)\d+")
+_NO_LIMIT = 10**9
 _DECODER = json.JSONDecoder()
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)")
 _HALF_CHARACTER = "\ufffd"
@@ -248,7 +250,8 @@ class GrammarMeter:
         may_think: bool = False,
     ) -> None:
         self._sink, self._param = sink, constraint.param
-        self._matcher = _matcher(constraint)
+        unlimited = _without_token_limits(constraint)
+        self._matcher = _matcher(unlimited)
         self._matchers: dict[int, LLMatcher] = {}
         self._budget_s = _ONCE_S
         # The text need not match where llama.cpp removes parts of it, or cannot decode a token.
@@ -256,7 +259,9 @@ class GrammarMeter:
         is_cut = may_think and any(
             self._matcher.deep_copy().consume_token(byte) for byte in _WHITE_SPACE
         )
-        self._is_other = not is_plain or is_cut or bool(_TOKEN.search(constraint.source))
+        is_limited = unlimited is not constraint  # A limit may cut the text of a rule.
+        has_token = bool(_TOKEN.search(constraint.source))
+        self._is_other = not is_plain or is_cut or is_limited or has_token
         self._incomplete: set[int] = set()
 
     @property
@@ -302,6 +307,21 @@ class _Bytes:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
+
+
+def _without_token_limits(constraint: Constraint) -> Constraint:
+    """Return a grammar of Lark without limits of tokens: a matcher of bytes would count bytes.
+
+    The same constraint is returned if it has none.
+    """
+    if constraint.kind not in ("lark", "llguidance"):
+        return constraint
+    is_lark = constraint.kind == "lark"
+    lark = constraint.source if is_lark else lark_or_schema(constraint)
+    if not isinstance(lark, str):
+        return constraint
+    unlimited = _TOKEN_LIMIT.sub(lambda f: f"{f[1]}{_NO_LIMIT}" if f[1] else f[0], lark)
+    return constraint if unlimited == lark else Constraint("lark", unlimited, constraint.param)
 
 
 @lru_cache(_CACHED_MATCHERS)
