@@ -109,7 +109,7 @@ def test_a_bad_field_is_named_with_what_is_wrong(
         (
             ScoreRequest,
             {"model": "m", "text_1": ["a", "b"], "text_2": ["c"]},
-            "'text_1' must be one text, or as many as 'text_2'.",
+            "Invalid 'text_2': 'text_1' must be one text, or as many as 'text_2'.",
         ),
         (
             UploadRequest,
