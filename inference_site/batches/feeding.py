@@ -295,6 +295,9 @@ class Feeder:
                     # Other lines may have other models.
                     rests[model] = rest
                     BatchLine.objects.postpone(line, rest)
+                    if rest == _LIMITED_REST and line.resume_at is not None:
+                        # No line is new. Without a rest, many are read and postponed in each pass.
+                        self._rest(batch, _REST_S)
                     continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
