@@ -294,7 +294,7 @@ class Feeder:
                 if batch.dialect == ANTHROPIC and rest is not None:
                     # Other lines may have other models.
                     rests[model] = rest
-                    BatchLine.objects.postpone(line, rest)
+                    self._postpone(batch, line, rest)
                     continue
                 if isinstance(error, RateLimitError | UnavailableError):
                     logger.info("batch %s waits before its next lines: %s", batch, error)
@@ -311,6 +311,16 @@ class Feeder:
                 if batch.dialect == ANTHROPIC:  # Its lines may have different models.
                     _count_slots_of(batch, model)
             yield batch
+
+    def _postpone(self, batch: Batch, line: BatchLine, rest: dt.timedelta) -> None:
+        """Let a line rest; also its batch, if a limit has refused the line again.
+
+        Then no line of the batch is new, and without a rest many would be read and postponed in
+        each pass.
+        """
+        BatchLine.objects.postpone(line, rest)
+        if rest == _LIMITED_REST and line.resume_at is not None:
+            self._rest(batch, _REST_S)
 
 
 def _rest_of_model(

@@ -489,10 +489,17 @@ def _model_permissions(project: Project) -> Response:
 def _rate_limits(project: Project) -> list[ProjectRateLimit]:
     """Return the limits of a project for each model that it may use, and for each other that has.
 
-    Those have been removed from the catalogue.
+    It may also use the models of a route that it is allowed.
     """
-    limits = amounts_by_model(project)
-    mine = [spec.id for spec in catalogue().models.values() if spec.is_for(project.name)]
+    limits, known, allowed = amounts_by_model(project), catalogue(), set(project.allowed_models)
+    for route in known.routes.values():
+        if route.id in allowed:
+            allowed |= {spec.id for spec in route.specs}
+    mine = [
+        spec.id
+        for spec in known.models.values()
+        if spec.is_for(project.name) and (not allowed or spec.id in allowed)
+    ]
     return [_rate_limit(model, limits.get(model, {})) for model in dict.fromkeys((*mine, *limits))]
 
 

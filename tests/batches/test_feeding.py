@@ -265,6 +265,26 @@ def test_a_model_whose_limit_or_budget_is_used_up_holds_up_no_line_with_another(
     assert batch.lines.filter(state="pending", resume_at=None).count() == 0
 
 
+def test_lines_that_wait_for_the_limit_of_a_model_are_tried_again_every_two_seconds(
+    api_key: Key, worker: str
+) -> None:
+    """Up to 512 of them were read and postponed in each pass, ten times in a second."""
+    key = api_key[0]
+    ModelLimit.objects.create(project=key.project, model="demo", concurrent_runs=1)
+    batch = batch_of_messages(key, *["demo"] * 4)
+    serve(worker, 4, ModelReport("demo", 4, 0, ModelState.READY))
+    feeder, waiting = Feeder(), batch.lines.filter(state=LineState.PENDING)
+    for _ in range(2):
+        feeder.feed()
+    assert waiting.filter(resume_at__gt=timezone.now()).count() == 3
+    postponed = []
+    for _ in range(2):
+        waiting.update(resume_at=timezone.now() - dt.timedelta(seconds=1))
+        feeder.feed()
+        postponed.append(waiting.filter(resume_at__gt=timezone.now()).count())
+    assert postponed == [3, 0]
+
+
 def test_lines_that_were_tried_last_are_tried_again_last(api_key: Key, worker: str) -> None:
     """Many lines of a model that no worker serves were due again before a line was tried again."""
     batch = batch_of_messages(api_key[0], "demo", "demo", "demo-memory")

@@ -251,6 +251,10 @@ def test_the_proxy_logs_neither_keys_nor_searches(
     assert "xylophone" in login.headers["location"]
     assert proxy.get(login.headers["location"]).status_code == 200
     wait_until(lambda: "/admin/login/?next=/admin/requests/" in log.read_text())
+    proxy.get("/admin/search/?s=xylophone")
+    proxy.get("/admin/autocomplete/?app_label=a&term=xylophone")
+    wait_until(lambda: "/admin/search/?s=" in log.read_text())
+    wait_until(lambda: "/admin/autocomplete/?app_label=a&term=" in log.read_text())
     text, _ = logged(proxy_directory, 200)
     assert "?status=failed&q=[redacted]&metadata[a]=[redacted]" in text
     assert "xylophone" not in text

@@ -372,6 +372,25 @@ def test_a_project_is_limited_to_some_models_whatever_its_keys_may_use(
     wait_until(lambda: refusal("scripted") == "")
 
 
+def test_rate_limits_are_of_the_models_that_a_project_may_use_also_by_a_route(
+    organization: Any,
+) -> None:
+    projects = organization.projects
+    project = projects.create(name="few models", extra_body={"allowed_models": ["demo"]}).id
+
+    def listed() -> set[str]:
+        return {one.model for one in projects.rate_limits.list_rate_limits(project)}
+
+    assert listed() == {"demo"}
+    projects.model_permissions.update(project, mode="allow_list", model_ids=["rankers"])
+    assert listed() == {"ranker"}
+    projects.rate_limits.update_rate_limit(
+        "rl-ranker", project_id=project, max_requests_per_1_minute=1
+    )
+    projects.model_permissions.update(project, mode="allow_list", model_ids=["demo"])
+    assert listed() == {"demo", "ranker"}, "It has a limit still."
+
+
 def test_the_limit_of_a_model_that_is_gone_can_be_removed(
     organization: Any, stack: ServedStack
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_user_admin_who_is_no_operator_keeps_name_and_rights(tmp_path: Path) -
     created = create_first_secrets(tmp_path)
     assert (created.admin_name, bool(created.admin_password)) == ("admin-2", True)
     assert [user.username for user in users.filter(is_superuser=True)] == ["admin-2"]
+    assert create_first_secrets(tmp_path) == FirstSecrets(None, None, "admin-2")
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65_536])

@@ -44,7 +44,10 @@ _EMBED = '{"model": "%s", "input": "Hello"}'
 
 @dataclass(frozen=True, slots=True)
 class FirstSecrets:
-    """The secrets that this run created, if any; they are shown once."""
+    """The secrets that this run created, if any; they are shown once.
+
+    ``admin_name`` is the first operator, also if an earlier run or somebody else created it.
+    """
 
     admin_password: str | None
     api_key: str | None
@@ -77,10 +80,12 @@ def create_first_secrets(data_dir: Path) -> FirstSecrets:
     Raise OSError if the key cannot be written to ``DATA_DIR/api_key``.
     """
     admin_password = api_key = None
-    admin_name = "admin"
     users = get_user_model().objects
-    if not users.filter(is_staff=True).exists():  # The users of the audit log are not.
-        admin_password = secrets.token_urlsafe(12)
+    staff = users.filter(is_staff=True).order_by("pk")  # The users of the audit log are not.
+    if (first := staff.first()) is not None:
+        admin_name = first.get_username()
+    else:
+        admin_name, admin_password = "admin", secrets.token_urlsafe(12)
         names = chain([admin_name], (f"{admin_name}-{number}" for number in count(2)))
         admin_name = next(name for name in names if not users.filter(username=name).exists())
         users.create_superuser(username=admin_name, email="", password=admin_password)
@@ -198,7 +203,7 @@ def show_secrets(created: FirstSecrets) -> None:
 
 def _user(created: FirstSecrets) -> str:
     if not created.admin_password:
-        return "user: admin"
+        return f"user: {created.admin_name}"
     return f"user: {created.admin_name}   password: {created.admin_password}   (shown once)"
 
 
