@@ -107,6 +107,22 @@ def test_tokens_that_may_begin_a_stop_text_have_their_own_log_probabilities(
     assert "".join(e.token for e in ended.logprobs.content).startswith(beginning[:3])
 
 
+def test_log_probabilities_change_no_answer_with_a_stop_text_and_no_usage(
+    client: openai.OpenAI,
+) -> None:
+    hot: dict[str, Any] = {"temperature": 1.2, "seed": 4, "n": 3, "max_tokens": 60}
+    whole = ask(client, **hot)
+    words = [choice.message.content.split()[4] for choice in whole.choices]
+    thinking: dict[str, Any] = {"reasoning_effort": "high", "stop": ["story"]}
+    for fields in (*({**hot, "stop": [word]} for word in words), thinking):
+        plain, scored = (ask(client, logprobs=logprobs, **fields) for logprobs in (False, True))
+        assert "stop" in [choice.finish_reason for choice in plain.choices]
+        assert scored.usage.completion_tokens == plain.usage.completion_tokens
+        for choice in scored.choices:
+            choice.logprobs = None
+        assert scored.choices == plain.choices
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_allowed_tokens_and_forbidden_words(
     client: openai.OpenAI, http: httpx.Client, stream: bool

@@ -72,6 +72,7 @@ class ChoiceReader:
         self._ends_at_stop = must_find_stops(request, flavor)
         cuts_text = flavor.ends_after_stop and request.stop and not request.echo
         self._stops = StopTexts(request.stop) if cuts_text or self._ends_at_stop else None
+        self._stops_of_thoughts = StopTexts(request.stop) if self._ends_at_stop else None
         self.begun = self.finished = self.is_cut = False
 
     def feed(self, choice: dict[str, Any]) -> list[Delta]:
@@ -97,12 +98,12 @@ class ChoiceReader:
             thoughts, text = _read_parts(text)
             reasoning = reasoning or thoughts
         if reasoning:
-            deltas.append(ReasoningDelta(_checked(reasoning), self._index))
+            deltas += self._reasoning(_checked(reasoning))
         if self._top_logprobs is not None and (wire := choice.get("logprobs")):
             self._hold(wire, bool(reasoning))
         if text:
-            deltas += self._text(_checked(text))
-        if self._ends_at_stop and self._stops is not None and self._stops.found:
+            deltas += [*self._held_reasoning(), *self._text(_checked(text))]
+        if self._ends_at_stop and self._found_stop:
             self.is_cut = True
             choice = {**choice, "finish_reason": "stop"}
         if refusal := delta.get("refusal"):
@@ -130,7 +131,7 @@ class ChoiceReader:
             # vLLM sends the entry of the token that ends a chat.
             entries = tuple(entry for entry in self._held if entry.token)
         rest = [TextDelta(held, self._index, entries)] if held or entries else _NOTHING
-        return [*rest, *calls, end]
+        return [*self._held_reasoning(), *rest, *calls, end]
 
     def _hold(self, wire: dict[str, Any], is_reasoning: bool) -> None:
         """Keep the entries for the next text: a token inside a character comes without text."""
@@ -145,6 +146,15 @@ class ChoiceReader:
         if self._request.tokens_as_ids:
             entries = tuple(entry.named_by_id() for entry in entries)
         self._held += entries
+
+    def _reasoning(self, thoughts: str) -> list[Delta]:
+        if self._stops_of_thoughts is not None:
+            thoughts = self._stops_of_thoughts.feed(thoughts)
+        return [ReasoningDelta(thoughts, self._index)] if thoughts else _NOTHING
+
+    def _held_reasoning(self) -> list[Delta]:
+        held = self._stops_of_thoughts.end() if self._stops_of_thoughts is not None else ""
+        return [ReasoningDelta(held, self._index)] if held else _NOTHING
 
     def _text(self, text: str) -> list[Delta]:
         if self._forced is not None:
@@ -175,8 +185,14 @@ class ChoiceReader:
         entries, self._held = self._held[:count], self._held[count:]
         return text, entries
 
+    @property
+    def _found_stop(self) -> str | None:
+        """The stop text that was found here, in the reasoning or in the text."""
+        found = (stops.found for stops in (self._stops_of_thoughts, self._stops) if stops)
+        return next(filter(None, found), None)
+
     def _finish_reason(self, reason: str) -> FinishReason:
-        if self._stops is not None and self._stops.found:
+        if self._found_stop:
             return "stop"
         if reason in _LIMITS:
             return "length"
@@ -195,8 +211,8 @@ class ChoiceReader:
 
     def _stop(self, choice: dict[str, Any]) -> str | int | None:
         """Return the stop text or token of the request that ended the choice, if it is known."""
-        if self._stops is not None and self._stops.found:
-            return self._stops.found
+        if found := self._found_stop:
+            return found
         stop = choice.get("stop_reason", choice.get("matched_stop"))
         stops = (*self._request.stop, *self._request.stop_token_ids)
         return stop if isinstance(stop, str | int) and stop in stops else None

@@ -217,7 +217,8 @@ class ChunkReader:
         for delta in deltas:
             self._measure(delta)
             self._sink.feed(delta)
-        if self.is_complete and any(choice.is_cut for choice in self._choices):
+        is_cut = any(choice.is_cut for choice in self._choices)
+        if is_cut and self.is_complete and not self.usage.awaits_report:
             raise Cancelled  # Closing the connection stops the server.
 
     def _measure(self, delta: Delta) -> None:
@@ -236,8 +237,8 @@ class ChunkReader:
         if choices and (usage := choices[0].get("usage")):  # As Moonshot's API has it.
             chunk["usage"] = chunk.get("usage") or usage
         if chunk.get("usage") or "timings" in chunk:
-            index = int(choices[0].get("index") or 0) if choices else None
-            # After a cut at a stop token the server goes on generating: do not count that.
+            index = int(choices[0].get("index") or 0) if choices else self.usage.ended_choice()
+            # After a cut the server goes on generating: do not count that.
             if index is None or not self._choices[index].is_cut:
                 self.usage.take(chunk, index)
         if (verbose := chunk.get("__verbose")) and choices:  # llama.cpp, if there are stop texts.
@@ -261,8 +262,8 @@ class ChunkReader:
             if choice_deltas := reader.feed(choice):
                 self.usage.count(choice_deltas[0])
                 deltas += choice_deltas
-                if reader.finished:
-                    self.usage.note_end(index)
+            if choice.get("finish_reason"):  # Also of a choice that was cut before.
+                self.usage.note_end(index)
         return deltas
 
     def _unreadable(self, exc: Exception) -> EngineError:
@@ -305,7 +306,7 @@ class UsageReader:
         self._reported: dict[int | None, _TokenCounts] = {}
         self._times: dict[int | None, _Times] = {}
         self._reasoned: dict[int, int] = {}
-        self._ended: list[int] = []
+        self._ended = set[int]()
         self._pieces = self._reasoning = 0
         self._started = time.monotonic()
         self._first_at: float | None = None
@@ -330,10 +331,6 @@ class UsageReader:
 
     def take(self, chunk: dict[str, Any], index: int | None) -> None:
         """Take the report of a chunk. Raise TypeError for malformed counts."""
-        if index is None and self._request.answers > 1:
-            if len(self._ended) == 1:  # A report of the whole run comes after all choices ended.
-                [index] = self._ended
-            self._ended.clear()
         usage = chunk.get("usage") or {}
         # Some servers report null: the output is estimated then.
         counts_output = usage.get("completion_tokens") is not None
@@ -358,8 +355,21 @@ class UsageReader:
                 self._reported[index] = _TokenCounts(prompt, cached, output, None)
 
     def note_end(self, index: int) -> None:
-        """Note that a choice has ended."""
-        self._ended.append(index)
+        """Note that the server has ended a choice."""
+        self._ended.add(index)
+
+    @property
+    def awaits_report(self) -> bool:
+        """Whether the server has ended a choice, and its report may follow."""
+        return bool(self._ended)
+
+    def ended_choice(self) -> int | None:
+        """Return the choice that a report without one is for; None for one of the whole run.
+
+        A report of the whole run comes after all choices ended.
+        """
+        ended, self._ended = self._ended, set()
+        return ended.pop() if len(ended) == 1 and self._request.answers > 1 else None
 
     def count(self, first: Delta) -> None:
         """Count a piece of a choice by its first delta."""

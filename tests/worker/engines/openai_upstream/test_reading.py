@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_site.core.domain.deltas import Finish, ReasoningDelta, TextDelta, Usage
+from inference_site.core.domain.deltas import (
+    Finish,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    Usage,
+)
 from inference_site.core.domain.errors import GenerationFailed
 from inference_site.core.domain.request import GenerationRequest, Message
 from tests.sinks import RecordingSink
@@ -564,6 +570,65 @@ def test_log_probabilities_end_with_the_text(
     pieces = [d for d in sink.deltas if isinstance(d, TextDelta)]
     assert sink.text == shown
     assert [entry.token for piece in pieces for entry in piece.logprobs] == tokens
+
+
+@pytest.mark.parametrize(
+    ("stop", "thoughts", "shown", "reason"),
+    [
+        ("two", "one ", "", "stop"),
+        (" two", "one", "", "stop"),
+        ("two three", "one two", "Yes.", "length"),
+        ("Yes", "one two", "", "stop"),
+    ],
+)
+def test_a_stop_text_ends_the_reasoning_of_an_answer_with_log_probabilities(
+    server: UpstreamServer,
+    load: Load,
+    stop: str,
+    thoughts: str,
+    shown: str,
+    reason: FinishReason,
+) -> None:
+    """As it does without them, where llama.cpp finds it."""
+    sent = [
+        delta({"reasoning_content": "one t"}, logprobs=entries("one", " t")),
+        delta({"reasoning_content": "wo"}, logprobs=entries("wo")),
+        text("Yes.", logprobs=entries("Yes", ".")),
+    ]
+    server.answers = [chunks(*sent, finish("length"), usage())]
+    sink = chat(load(flavor="llama_cpp"), top_logprobs=0, stop=(stop,))
+    assert "stop" not in server.body
+    assert "".join(d.text for d in sink.deltas if isinstance(d, ReasoningDelta)) == thoughts
+    assert sink.text == shown
+    assert Finish(reason, 0, stop if reason == "stop" else None) in sink.deltas
+    kinds = [type(d) for d in sink.deltas]
+    assert kinds.index(Finish) == len(kinds) - 2
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_what_the_server_counts_of_a_choice_after_its_stop_text_is_not_counted(
+    server: UpstreamServer, load: Load, first: int
+) -> None:
+    def piece(shown: str, index: int, count: int) -> dict[str, Any]:
+        times = {"prompt_n": 7, "prompt_ms": 1, "predicted_n": count, "predicted_ms": 1}
+        return text(shown, index, logprobs=entries(shown)) | {"timings": times}
+
+    cut, last = first, 2 - first
+    begin = [*(piece("a", n, 1) for n in range(3)), piece(" END", cut, 2), piece("b", 1, 2)]
+    end_of_cut = [piece("c", cut, 3), finish("length", cut), usage(7, 40)]
+    end_of_1 = [finish("length", 1), usage(7, 3)]
+    end = [piece("b", last, 2), finish(index=last), usage(7, 3)]
+    more = piece("d", cut, 50)
+    for order in (
+        [*begin, *end_of_cut, *end_of_1, *end],
+        [*begin, *end_of_1, *end, more],
+        [*begin, *end_of_1, *end_of_cut, *end],
+        [*begin, *end_of_1, more, *end, more],
+    ):
+        server.answers = [chunks(*order)]
+        sink = chat(load(flavor="llama_cpp"), choices=3, top_logprobs=0, stop=("END",))
+        assert [d.stop for d in sink.deltas if isinstance(d, Finish)] == ["END", None, None]
+        assert (sink.usage.input_tokens, sink.usage.output_tokens) == (7, 2 + 3 + 3)
 
 
 def test_completions_have_log_probabilities_of_their_own_form(
