@@ -41,6 +41,7 @@ def test_what_would_be_altered_is_shown_as_it_came(text: str) -> None:
     ("count", "text"),
     [
         (0, "—"),
+        (1, "1 byte"),
         (1023, "1023 bytes"),
         (4400, "4.3 KiB"),
         (2**20, "1.0 MiB"),

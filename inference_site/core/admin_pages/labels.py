@@ -81,7 +81,7 @@ def size(count: int) -> str:
         return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
     if count >= 2**10:
         return f"{count / 2**10:.1f} KiB"
-    return f"{count} bytes" if count else "—"
+    return f"{count} byte{'s' if count > 1 else ''}" if count else "—"
 
 
 @register.filter
