@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from inference_site.core.domain.request import Tool
 from inference_site.core.domain.site_tools import ToolResult
 from inference_site.runs.queue import new_id
-from responses_api.client_tools import DeferredTool, OfferedTools, load
+from responses_api.client_tools import SITE_SEARCH, DeferredTool, OfferedTools, load
 from responses_api.mcp import offer_listed
 from responses_api.site_tools import Route, SiteToolType, arguments_of
 from responses_api.wire.objects import (
@@ -29,7 +29,6 @@ from responses_api.wire.objects import (
 )
 from responses_api.wire.tools import CustomTool, FunctionTool, NamespaceTool, TypedTool, tool_object
 
-_NAME = "tool_search"
 _MOST_AT_ONCE = 8
 """Names in one call: a small model that is forced to call would go on with the same ones."""
 _DESCRIPTION = (
@@ -44,8 +43,8 @@ _TOOL: TypeAdapter[FunctionTool | CustomTool | NamespaceTool] = TypeAdapter(
 class HostedToolSearch(SiteToolType):
     """See ``SiteToolType``. The worker runs it with ``worker.tools.hosted_tool_search``."""
 
-    type = "hosted_tool_search"
-    names = frozenset({_NAME})
+    type = SITE_SEARCH.type
+    names = frozenset({SITE_SEARCH.name})
 
     def offer(
         self, tool: TypedTool, offered: OfferedTools, project_id: int
@@ -71,7 +70,7 @@ class HostedToolSearch(SiteToolType):
             "required": ["paths"],
             "additionalProperties": False,
         }
-        offered.add(Route(self.type, _NAME), lambda name: Tool(name, description, parameters))
+        offered.add(SITE_SEARCH, lambda name: Tool(name, description, parameters))
         tools = [
             {"param": one.param, "tool": one.tool.model_dump(mode="json")}
             for one in offered.deferred

@@ -87,6 +87,11 @@ _BY_KEY = _CALLER.format(
 Owner = Literal["key", "project"]
 
 
+def shown_owner(owner: Owner, model: str) -> str:
+    """Return whose limit it is, for an error; "" is a limit for all models."""
+    return f"this {owner} for the model `{model}`" if model else f"this {owner}"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of a caller's key or project for one model, or for all; None means no limit."""

@@ -21,7 +21,7 @@ from django.conf import settings
 from django.db.models import Q
 from limits.storage import RedisStorage
 
-from inference_site.accounts.keys import Caller, Owner
+from inference_site.accounts.keys import Caller, Limits, Owner, shown_owner
 from inference_site.accounts.limits_private import change_previous_count
 from inference_site.accounts.models import ApiKey, ModelLimit, Project
 from inference_site.core.errors.api_errors import RateLimitError
@@ -108,10 +108,7 @@ class _Limit:
         return f"{key}/{self.model}" if self.model else key
 
     def __str__(self) -> str:
-        whose = f"of this {self.owner}"
-        if self.model:
-            whose = f"{whose} for the model `{self.model}`"
-        return f"{self.amount} {self.unit} a minute {whose}"
+        return f"{self.amount} {self.unit} a minute of {shown_owner(self.owner, self.model)}"
 
     def hit(self, cost: int) -> bool:
         """Count this cost if the window has room for it; return whether it has."""
@@ -150,13 +147,8 @@ def limit_storage() -> RedisStorage:
 def _limits_of(caller: Caller, model: str) -> Iterator[_Limit]:
     ids = {"key": caller.api_key_id, "project": caller.project_id}
     for limits in caller.limits:
-        if not limits.holds_for(model):
-            continue
-        for unit, amount in (
-            ("requests", limits.requests_per_minute),
-            ("tokens", limits.tokens_per_minute),
-        ):
-            if amount is not None:
+        if limits.holds_for(model):
+            for unit, amount in _amounts(limits):
                 yield _Limit(limits.owner, ids[limits.owner], unit, amount, limits.model)
 
 
@@ -271,16 +263,18 @@ def used(tenant: ApiKey | Project, of_models: Iterable[ModelLimit] = ()) -> list
         _Limit(owner, tenant.pk, unit, amount, model)
         for model, row in [("", tenant), *((row.model, row) for row in of_models)]
         for unit, amount in _amounts(row)
-        if amount is not None
     ]
     return [limit.window() for limit in limits]
 
 
-def _amounts(row: ApiKey | Project | ModelLimit) -> Iterator[tuple[str, int | None]]:
-    yield "requests", row.requests_per_minute
-    yield "tokens", row.tokens_per_minute
-    if isinstance(row, ApiKey):
-        yield _PRIORITY, row.priority_requests_per_minute
+def _amounts(of: Limits | ApiKey | Project | ModelLimit) -> Iterator[tuple[str, int]]:
+    """Yield the unit and the amount of each limit that there is."""
+    amounts = {"requests": of.requests_per_minute, "tokens": of.tokens_per_minute}
+    if isinstance(of, ApiKey):
+        amounts[_PRIORITY] = of.priority_requests_per_minute
+    for unit, amount in amounts.items():
+        if amount is not None:
+            yield unit, amount
 
 
 def correct(accounted: Iterable[AccountedGeneration], now_s: float) -> None:
@@ -291,16 +285,15 @@ def correct(accounted: Iterable[AccountedGeneration], now_s: float) -> None:
     too_little: Counter[_Limit] = Counter()
     for row in estimated:
         owners: tuple[tuple[Owner, int], ...]
-        owners = (("key", row.api_key_id), ("project", row.project_id))
-        for owner, id_ in owners:
-            for model in ("", row.model):
-                if (limit := limits.get((owner, id_, model))) is None:
-                    continue
-                change = row.used_tokens - limit.cost(row.reserved_tokens)
-                if change < 0:
-                    too_much[limit].append((now_s - row.created_at.timestamp(), -change))
-                else:
-                    too_little[limit] += change
+        owners = ("key", row.api_key_id), ("project", row.project_id)
+        models = "", row.model
+        found = (limits.get((owner, pk, model)) for owner, pk in owners for model in models)
+        for limit in filter(None, found):
+            change = row.used_tokens - limit.cost(row.reserved_tokens)
+            if change < 0:
+                too_much[limit].append((now_s - row.created_at.timestamp(), -change))
+            else:
+                too_little[limit] += change
     for limit, counted in too_much.items():
         limit.take_back(counted)
     for limit, change in too_little.items():

@@ -108,10 +108,13 @@ def bars_of(tenant: ApiKey | Project) -> list[ProgressBar]:
     tenants: list[ApiKey | Project] = [tenant]
     if isinstance(tenant, ApiKey):
         tenants.append(tenant.project)
+    limited = [
+        (one, "" if one == tenant else ", whole project", _of_models(one)) for one in tenants
+    ]
     return [
         *bars.values(),
-        *(bar for one in tenants for bar in _minute_bars(one, tenant)),
-        *(bar for one in tenants for bar in _run_bars(one, tenant)),
+        *(bar for one in limited for bar in _minute_bars(*one)),
+        *(bar for one in limited for bar in _run_bars(*one)),
     ]
 
 
@@ -153,14 +156,15 @@ def _moment(moment: dt.datetime, now: dt.datetime) -> str:
     return f"{moment:%H:%M} UTC" if is_near else f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
+def _minute_bars(
+    tenant: ApiKey | Project, whose: str, of_models: Sequence[ModelLimit]
+) -> list[ProgressBar]:
     """Return the use of the limits per minute; nothing while Redis is not reachable."""
     try:
-        windows = rate_limits.used(tenant, _of_models(tenant))
+        windows = rate_limits.used(tenant, of_models)
     except redis.exceptions.RedisError:
         return []
     bars = []
-    whose = "" if tenant == shown_for else ", whole project"
     for window in windows:
         used = max(0, window.amount - window.remaining)
         percent = min(100, 100 * used // window.amount)
@@ -183,9 +187,11 @@ def _minute_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[
     return bars
 
 
-def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[ProgressBar]:
+def _run_bars(
+    tenant: ApiKey | Project, whose: str, of_models: Sequence[ModelLimit]
+) -> list[ProgressBar]:
     limits = {"": tenant.concurrent_runs}
-    limits |= {row.model: row.concurrent_runs for row in _of_models(tenant)}
+    limits |= {row.model: row.concurrent_runs for row in of_models}
     if set(limits.values()) == {None}:
         return []
     # The project is the first column of the index of generations that have not ended.
@@ -195,7 +201,6 @@ def _run_bars(tenant: ApiKey | Project, shown_for: ApiKey | Project) -> list[Pro
         current = current.filter(api_key=tenant.pk)
     by_model = dict(current.values_list("model").annotate(Count("pk")))
     runs_of = {"": sum(by_model.values()), **by_model}
-    whose = "" if tenant == shown_for else ", whole project"
     bars = []
     for model, limit in limits.items():
         if limit is None:

@@ -78,7 +78,9 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
     if columns:
         target.save(update_fields=list(columns))
     if "model_limits" in sent:
-        changes += change_model_limits(target, _wanted_models(target, given.model_limits or ()))
+        old_limits = amounts_by_model(target)
+        wanted_limits = _wanted_models(given.model_limits or (), old_limits)
+        changes += change_model_limits(target, old_limits, wanted_limits)
     if "budgets" in sent:
         old_amounts = amounts_of(target)
         wanted = _wanted(given.budgets or (), old_amounts)
@@ -86,12 +88,17 @@ def change(target: Project | ApiKey, given: LimitsRequest) -> list[str]:
     return changes
 
 
+def _owner(target: Project | ApiKey) -> tuple[int, int | None]:
+    """Return the id of the project, and of the key if the target is one."""
+    return (target.project_id, target.pk) if isinstance(target, ApiKey) else (target.pk, None)
+
+
 def amounts_of(target: Project | ApiKey) -> dict[Bounded, Decimal]:
     """Lock the budgets of a project, and return the amounts of its own, or of those of a key.
 
     Call this in a transaction that has locked the row of the project, or made that of the target.
     """
-    lock_budgets(target.project_id if isinstance(target, ApiKey) else target.pk)
+    lock_budgets(_owner(target)[0])
     budgets = _budgets_of([target])[target.pk]
     return {(one.model, one.each, one.unit, one.every): one.amount for one in budgets}
 
@@ -102,10 +109,7 @@ def change_budgets(
     """Replace the ``old`` amounts of ``amounts_of``; return what has changed, for the audit log."""
     if old == wanted:
         return []
-    if isinstance(target, ApiKey):
-        replace_budgets(target.project_id, target.pk, wanted)
-    else:
-        replace_budgets(target.pk, None, wanted)
+    replace_budgets(*_owner(target), wanted)
     return [f"budgets: {_budgets_text(old)} → {_budgets_text(wanted)}"]
 
 
@@ -115,18 +119,19 @@ def amounts_by_model(target: Project | ApiKey) -> dict[str, Amounts]:
     return {row.model: {name: getattr(row, name) for name in LIMITS} for row in rows}
 
 
-def change_model_limits(target: Project | ApiKey, wanted: Mapping[str, Amounts]) -> list[str]:
+def change_model_limits(
+    target: Project | ApiKey, old: Mapping[str, Amounts], wanted: Mapping[str, Amounts]
+) -> list[str]:
     """Replace the limits for models; return what has changed, for the audit log.
 
-    Call this in a transaction that has locked or made the row of the target.
+    ``old`` are those of ``amounts_by_model``. Call this in a transaction that has locked or made
+    the row of the target.
     """
-    old = amounts_by_model(target)
     new = {model: amounts for model, amounts in wanted.items() if set(amounts.values()) != {None}}
     if old == new:
         return []
-    owner: dict[str, Any] = {"project_id": target.pk, "api_key_id": None}
-    if isinstance(target, ApiKey):
-        owner = {"project_id": target.project_id, "api_key_id": target.pk}
+    project_id, api_key_id = _owner(target)
+    owner: dict[str, Any] = {"project_id": project_id, "api_key_id": api_key_id}
     was, now = (
         [
             ModelLimit(**owner, model=model, **amounts)
@@ -194,11 +199,9 @@ def _by_owner(rows: QuerySet[RowT], targets: Sequence[Project | ApiKey]) -> dict
     return found
 
 
-def _wanted_models(
-    target: Project | ApiKey, given: Sequence[ModelLimitRequest]
-) -> dict[str, Amounts]:
+def _wanted_models(given: Sequence[ModelLimitRequest], kept: Collection[str]) -> dict[str, Amounts]:
     """Return the limits of a request by the id of the model. Raise InvalidRequestError."""
-    kept, wanted = amounts_by_model(target), dict[str, Amounts]()
+    wanted: dict[str, Amounts] = {}
     for place, one in enumerate(given):
         param = f"model_limits[{place}].model"
         id_ = _model_id(one.model, kept, param)
@@ -231,33 +234,30 @@ def _wanted(given: Sequence[BudgetRequest], kept: Collection[Bounded]) -> dict[B
 
 
 def _model_id(name: str, kept: Collection[str], param: str) -> str:
-    """Return the id of the model with this name; one that is ``kept`` need not exist any more.
-
-    Raise InvalidRequestError.
-    """
+    """Return the id of the model with this name, as ``_id_of``. Raise InvalidRequestError."""
     found = catalogue().holder_of(name)
     if isinstance(found, Route):
         message = f"'{found.id}' is a route: name its models, which serve its requests."
         raise InvalidRequestError(message, param=param)
+    return _id_of(name, kept, param)
+
+
+def ids_of(names: Sequence[str], kept: Collection[str], param: str) -> list[str]:
+    """Return the ids of models and routes with these names, as ``_id_of``, each once."""
+    ids = (_id_of(name, kept, f"{param}[{place}]") for place, name in enumerate(names))
+    return list(dict.fromkeys(ids))
+
+
+def _id_of(name: str, kept: Collection[str], param: str) -> str:
+    """Return the id of the model or route with this name. Raise InvalidRequestError.
+
+    One that is ``kept`` need not exist any more.
+    """
+    found = catalogue().holder_of(name)
     if found is None and name not in kept:
         message = f"No model has the name '{shown_name(name)}'."
         raise InvalidRequestError(message, param=param)
     return name if found is None else found.id
-
-
-def ids_of(names: Sequence[str], kept: Collection[str], param: str) -> list[str]:
-    """Return the ids of models and routes with these names. Raise InvalidRequestError.
-
-    Those that are ``kept`` need not exist any more.
-    """
-    ids = []
-    for place, name in enumerate(names):
-        found = catalogue().holder_of(name)
-        if found is None and name not in kept:
-            message = f"No model has the name '{shown_name(name)}'."
-            raise InvalidRequestError(message, param=f"{param}[{place}]")
-        ids.append(name if found is None else found.id)
-    return list(dict.fromkeys(ids))
 
 
 def _expiry(key: ApiKey, scopes: Collection[str], seconds: int | None) -> dt.datetime | None:

@@ -7,7 +7,7 @@ the usage API.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -208,17 +208,15 @@ class ModelPermissionsView(OrganizationView):
     def post(self, request: Request, project_id: str) -> Response:
         """Set the models that a project may use."""
         given = self.parse(ModelPermissionsRequest, request.data)
-        is_allowing = given.mode == "allow_list"
-        if is_allowing != bool(given.model_ids):
-            message = "An allow list must name a model."
-            if not is_allowing:
-                message = "This site has no deny lists: name the models that are allowed."
-            raise InvalidRequestError(message, param="model_ids" if is_allowing else "mode")
+        if given.mode == "allow_list" and not given.model_ids:
+            raise InvalidRequestError("An allow list must name a model.", param="model_ids")
+        if given.mode == "deny_list" and given.model_ids:
+            message = "This site has no deny lists: name the models that are allowed."
+            raise InvalidRequestError(message, param="mode")
         with transaction.atomic():
             project = _find_project(project_id, is_changed=True)
-            ids_of(given.model_ids, project.allowed_models, "model_ids")
-            wanted = LimitsRequest(allowed_models=given.model_ids)
-            _note(request, project, change(project, wanted))
+            ids = ids_of(given.model_ids, project.allowed_models, "model_ids")
+            _note(request, project, change(project, LimitsRequest(allowed_models=ids)))
         return _model_permissions(project)
 
     @documented(answer=DeletedModelPermissions)
@@ -237,7 +235,8 @@ class RateLimitsView(OrganizationView):
     def get(self, request: Request, project_id: str) -> Response:
         """List the limits of a project for each model that it may use."""
         page = parse_page(request.query_params, "asc", default_limit=100, has_before=True)
-        entries = _rate_limits(_find_project(project_id))
+        project = _find_project(project_id)
+        entries = _rate_limits(project, amounts_by_model(project))
         if page.order == "desc":
             entries.reverse()
         shown = page.entries_of(entries, lambda entry: entry.id, "rate limit")
@@ -253,18 +252,19 @@ class RateLimitView(OrganizationView):
         given = self.parse(RateLimitChange, request.data)
         with transaction.atomic():
             project = _find_project(project_id, is_changed=True)
-            listed = [entry.model for entry in _rate_limits(project) if entry.id == rate_limit_id]
+            kept = amounts_by_model(project)
+            listed = [one.model for one in _rate_limits(project, kept) if one.id == rate_limit_id]
             if not listed:
                 message = f"No such rate limit: {rate_limit_id[:100]}"
                 raise NotFoundError(message, param="rate_limit_id")
-            kept, (model,) = amounts_by_model(project), listed
+            (model,) = listed
             changed = {
                 ours: getattr(given, name)
                 for name, ours in _OF_RATE_LIMITS.items()
                 if name in given.model_fields_set
             }
             amounts = {**dict.fromkeys(LIMITS), **kept.get(model, {}), **changed}
-            _note(request, project, change_model_limits(project, {**kept, model: amounts}))
+            _note(request, project, change_model_limits(project, kept, {**kept, model: amounts}))
         return Response(_rate_limit(model, amounts).model_dump())
 
 
@@ -486,12 +486,12 @@ def _model_permissions(project: Project) -> Response:
     return Response(shown.model_dump())
 
 
-def _rate_limits(project: Project) -> list[ProjectRateLimit]:
-    """Return the limits of a project for each model that it may use, and for each other that has.
+def _rate_limits(project: Project, limits: Mapping[str, Amounts]) -> list[ProjectRateLimit]:
+    """Return the ``limits`` of a project for each model that it may use, and for each other.
 
     It may also use the models of a route that it is allowed.
     """
-    limits, known, allowed = amounts_by_model(project), catalogue(), set(project.allowed_models)
+    known, allowed = catalogue(), set(project.allowed_models)
     for route in known.routes.values():
         if route.id in allowed:
             allowed |= {spec.id for spec in route.specs}

@@ -116,16 +116,18 @@ def test_a_change_of_the_limits_of_models_notes_only_those_that_it_changes(api_k
         api_key[0].project,
         {f"m{number}": {**NONE, "requests_per_minute": 5} for number in range(9)},
     )
-    assert len(change_model_limits(project, of_all)[0].split("requests")) == 10
-    assert change_model_limits(project, of_all) == []
+
+    def change_to(wanted: dict[str, Any]) -> list[str]:
+        return change_model_limits(project, amounts_by_model(project), wanted)
+
+    assert len(change_to(of_all)[0].split("requests")) == 10
+    assert change_to(of_all) == []
     changed = {**of_all, "m3": {**NONE, "requests_per_minute": 6}}
-    assert change_model_limits(project, changed) == [
+    assert change_to(changed) == [
         "limits of models: m3: requests per minute 5 → m3: requests per minute 6"
     ]
     del changed["m4"]
-    assert change_model_limits(project, changed) == [
-        "limits of models: m4: requests per minute 5 → none"
-    ]
+    assert change_to(changed) == ["limits of models: m4: requests per minute 5 → none"]
     assert {*amounts_by_model(project)} == {*changed}
 
 

@@ -167,7 +167,7 @@ def test_the_runs_of_many_limits_for_models_are_counted_with_one_query(
     project = Project.objects.get(pk=key.project_id)
     for model in ("m1", "m20", "m20", "demo"):
         create_generation(key, status=Status.RUNNING, model=model)
-    with django_assert_num_queries(4):  # Budgets, limits twice, runs.
+    with django_assert_num_queries(3):  # Budgets, limits, runs.
         bars = {bar.name: bar.used for bar in bars_of(project)}
     name = "Waiting and running now"
     assert bars[name] == "4"

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from inference_site.accounts import rate_limits
 from inference_site.accounts.budgets import BudgetExhausted, Estimate, reserve
-from inference_site.accounts.keys import Caller, Limits
+from inference_site.accounts.keys import Caller, Limits, shown_owner
 from inference_site.accounts.rate_limits import count_request, takes_priority
 from inference_site.catalogue.catalogue import catalogue
 from inference_site.core.domain.request import AudioFile, GenerationRequest, TextPart
@@ -251,9 +251,9 @@ def _check_runs(caller: Caller, model: str) -> None:
         counts = dict(zip(_COUNTED_RUNS, cursor.fetchone(), strict=True))
     for limit, most in limits:
         if counts[limit.owner, bool(limit.model)] > most:
-            whose = f"this {limit.owner}" + (f" for the model `{model}`" if limit.model else "")
             raise RateLimitError(
-                f"Rate limit reached: {most} runs at one time of {whose}. "
+                f"Rate limit reached: {most} runs at one time of "
+                f"{shown_owner(limit.owner, limit.model)}. "
                 "Please try again when one has ended.",
                 retry_after_s=1,
             )
